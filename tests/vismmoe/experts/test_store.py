@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vismmoe.errors import CheckpointError
+from vismmoe.experts import files as files_module
+from vismmoe.experts.slabs import SlabPool
+from vismmoe.experts.store import ExpertStore
+from vismmoe.types import ExpertId, ExpertRange
+
+
+def read_all(store: ExpertStore, masters: Any) -> None:
+    """Read every expert, alone and all together, and compare its bytes."""
+    pool = SlabPool(len(masters.truth), masters.layout)
+    for slot, (expert, expected) in enumerate(masters.truth.items()):
+        store.read_into(expert, pool.bytes(slot))
+        assert bytes(pool.buffer(slot)) == expected
+        pool.bytes(slot).zero_()
+    store.read_batch([(expert, pool.buffer(slot)) for slot, expert in enumerate(masters.truth)])
+    for slot, expected in enumerate(masters.truth.values()):
+        assert bytes(pool.buffer(slot)) == expected
+
+
+@pytest.mark.parametrize("direct_io", ["auto", "on", "off"])
+@pytest.mark.parametrize("lead", [0, 1, 123, 4096, 8191])
+def test_every_expert_comes_out_byte_for_byte(make_masters: Callable[..., Any], direct_io: Any, lead: int) -> None:
+    masters = make_masters(lead=lead)
+    with ExpertStore.open(masters.layout, direct_io=direct_io) as store:
+        read_all(store, masters)
+
+
+def test_direct_reads_of_whole_pages_and_of_more_than_one_buffer_are_exact(
+    make_masters: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_module, "STAGING_BYTES", 8192)  # an expert then takes several rounds
+    for lead in (4096, 4097):
+        masters = make_masters(layers=1, rows=512, dtype=torch.float32, lead=lead)
+        with ExpertStore.open(masters.layout, direct_io="on") as store:
+            if not store.direct:
+                pytest.skip(store.fallbacks[0])
+            read_all(store, masters)
+
+
+def test_neighbours_in_a_file_are_read_at_one_go(
+    make_masters: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masters = make_masters(layers=2, experts=4)
+    reads: list[int] = []
+    preadv = os.preadv
+
+    def counted(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        reads.append(len(buffers))
+        return preadv(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    pool = SlabPool(4, masters.layout)
+    wanted = [ExpertId(0, 3), ExpertId(0, 1), ExpertId(1, 0), ExpertId(0, 2)]
+    with ExpertStore.open(masters.layout) as store:
+        counts = store.read_batch([(expert, pool.buffer(slot)) for slot, expert in enumerate(wanted)])
+    # Layer 0: three neighbours in each of two tensors; layer 1: one expert in each of two.
+    assert sorted(reads) == [1, 1, 3, 3]
+    assert counts == [masters.layout.expert_bytes] * 4
+    assert [bytes(pool.buffer(slot)) for slot in range(4)] == [masters.truth[expert] for expert in wanted]
+
+
+def test_short_reads_are_continued(make_masters: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    masters = make_masters()
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: preadv(fd, [buffers[0][:100]], offset))
+    with ExpertStore.open(masters.layout) as store:
+        read_all(store, masters)
+
+
+def test_a_missing_file_is_named(make_masters: Callable[..., Any]) -> None:
+    masters = make_masters()
+    masters.files[1].unlink()
+    with pytest.raises(CheckpointError, match=masters.files[1].name):
+        ExpertStore.open(masters.layout)
+
+
+def test_a_truncated_file_is_refused_before_anything_is_read(make_masters: Callable[..., Any]) -> None:
+    masters = make_masters()
+    os.truncate(masters.files[0], 500)
+    with pytest.raises(CheckpointError, match=r"model-0.*500 bytes.*truncated"):
+        ExpertStore.open(masters.layout)
+
+
+@pytest.mark.parametrize("direct_io", ["on", "off"])
+def test_a_file_truncated_afterwards_is_an_error_and_not_wrong_bytes(
+    make_masters: Callable[..., Any], direct_io: Any
+) -> None:
+    masters = make_masters()
+    pool = SlabPool(1, masters.layout)
+    with ExpertStore.open(masters.layout, direct_io=direct_io) as store:
+        os.truncate(masters.files[0], 500)
+        with pytest.raises(CheckpointError, match="ends at byte"):
+            store.read_into(ExpertId(0, 3), pool.bytes(0))
+        store.read_into(ExpertId(1, 3), pool.bytes(0))
+        assert bytes(pool.buffer(0)) == masters.truth[ExpertId(1, 3)]
+
+
+def test_an_io_error_of_the_disk_is_told(make_masters: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    masters = make_masters()
+    with ExpertStore.open(masters.layout) as store:
+
+        def broken(*_: object) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "preadv", broken)
+        with pytest.raises(CheckpointError, match="Input/output error"):
+            store.read_into(ExpertId(0, 0), SlabPool(1, masters.layout).bytes(0))
+
+
+def test_a_file_system_that_refuses_direct_io_is_read_normally_and_said_once(
+    make_masters: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masters = make_masters(layers=3)
+    real_open = os.open
+
+    def refusing(path: Path, flags: int, *rest: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_open(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refusing)
+    with ExpertStore.open(masters.layout, direct_io="on") as store:
+        assert not store.direct
+        assert len(store.fallbacks) == 1
+        assert "Invalid argument" in store.fallbacks[0]
+        read_all(store, masters)
+
+
+def test_direct_io_that_returns_other_bytes_is_found_out(
+    make_masters: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masters = make_masters()
+    preadv = os.preadv
+
+    def garbled(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        got = preadv(fd, buffers, offset)
+        buffers[0][0] ^= 1
+        return got
+
+    monkeypatch.setattr(os, "preadv", garbled)
+    store = ExpertStore.open(masters.layout, direct_io="on")
+    monkeypatch.undo()
+    with store:
+        assert not store.direct
+        assert "other bytes" in store.fallbacks[0]
+        read_all(store, masters)
+
+
+def test_a_memory_file_system_works_whether_or_not_it_has_direct_io(make_masters: Callable[..., Any]) -> None:
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK):
+        pytest.skip("no memory file system here")
+    folder = shared / f"vismmoe-test-{os.getpid()}"
+    folder.mkdir()
+    try:
+        masters = make_masters(folder=folder)
+        with ExpertStore.open(masters.layout, direct_io="on") as store:
+            read_all(store, masters)
+            assert store.direct or len(store.fallbacks) == 1
+    finally:
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+
+
+def test_direct_io_is_left_to_large_experts_unless_asked_for(make_masters: Callable[..., Any]) -> None:
+    masters = make_masters()
+    with ExpertStore.open(masters.layout, direct_io="auto") as store:
+        assert not store.direct
+        assert store.fallbacks == []
+
+
+def test_host_copies_are_filled_at_the_first_read_and_spare_the_second(make_masters: Callable[..., Any]) -> None:
+    masters = make_masters()
+    size = masters.layout.expert_bytes
+    pool = SlabPool(1, masters.layout)
+    with ExpertStore.open(masters.layout, host_bytes=3 * size + size // 2) as store:
+        first = [store.read_into(expert, pool.bytes(0)) for expert in masters.truth]
+        assert store.host_experts == 3
+        again = [store.read_into(expert, pool.bytes(0)) for expert in masters.truth]
+        assert first == [size] * 8
+        assert again == [0] * 3 + [size] * 5
+        read_all(store, masters)
+
+
+def test_an_expert_that_stays_resident_takes_no_host_copy(make_masters: Callable[..., Any]) -> None:
+    masters = make_masters()
+    with ExpertStore.open(masters.layout, host_bytes=1 << 20) as store:
+        store.read_into(ExpertId(0, 0), SlabPool(1, masters.layout).bytes(0), keep=False)
+        assert store.host_experts == 0
+
+
+def test_many_threads_read_and_fill_host_copies_at_once(make_masters: Callable[..., Any]) -> None:
+    masters = make_masters(layers=3, experts=8, rows=256)
+    errors: list[BaseException] = []
+
+    def reader(store: ExpertStore) -> None:
+        try:
+            for _ in range(5):
+                read_all(store, masters)
+        except BaseException as error:
+            errors.append(error)
+
+    for direct_io in ("on", "off"):
+        with ExpertStore.open(masters.layout, 20 * masters.layout.expert_bytes, direct_io) as store:  # type: ignore[arg-type]
+            threads = [threading.Thread(target=reader, args=(store,)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert store.host_experts == 20
+    assert errors == []
+
+
+def test_a_layout_whose_bytes_do_not_add_up_is_refused(make_masters: Callable[..., Any]) -> None:
+    masters = make_masters()
+    ranges = dict(masters.layout.ranges)
+    ranges[ExpertId(0, 1)] = (ExpertRange(masters.files[0], 0, 10),)
+    with pytest.raises(CheckpointError, match="Expert 1 of layer 0 has 10 bytes"):
+        ExpertStore.open(dataclasses.replace(masters.layout, ranges=ranges))
+
+
+def test_closing_twice_is_harmless_and_leaves_no_file_open(make_masters: Callable[..., Any]) -> None:
+    masters = make_masters()
+    before = len(os.listdir("/proc/self/fd"))
+    store = ExpertStore.open(masters.layout, direct_io="on")
+    store.close()
+    store.close()
+    os.truncate(masters.files[1], 10)
+    with pytest.raises(CheckpointError):
+        ExpertStore.open(masters.layout)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,95 @@
+"""Ctrl-C at awkward moments, each in a process of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+START = """
+import sys, threading, time
+from vismmoe import cli, commands, interrupts
+cli.quieten = lambda: None
+def ready():
+    print("ready", file=sys.__stdout__, flush=True)  # stdout itself is kept for results
+"""
+END = """
+commands.plan = plan
+sys.exit(cli.main(["plan"]))
+"""
+WAITING = """
+def plan(config, results):
+    ready()
+    time.sleep(20)
+"""
+HALF_AN_IMPORT = """
+def plan(config, results):
+    ready()
+    try:
+        time.sleep(20)
+    except KeyboardInterrupt:
+        raise ImportError("cannot import name 'x' from partially initialized module 'y'")
+"""
+LIGHTNING = """
+def plan(config, results):
+    ready()
+    try:
+        time.sleep(20)
+    except KeyboardInterrupt:
+        sys.exit(1)
+"""
+SWALLOWED = """
+interrupts.GRACE_S = 0.5
+def plan(config, results):
+    ready()
+    for _ in range(200):
+        try:
+            time.sleep(0.1)
+        except:
+            pass
+"""
+STUBBORN_THREAD = """
+interrupts.GRACE_S = 0.5
+def plan(config, results):
+    threading.Thread(target=time.sleep, args=(20,)).start()
+    ready()
+    time.sleep(20)
+"""
+DESTRUCTOR = """
+class Noisy:
+    def __del__(self):
+        raise RuntimeError("half torn down")
+def plan(config, results):
+    held = Noisy()
+    ready()
+    time.sleep(20)
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [WAITING, HALF_AN_IMPORT, LIGHTNING, SWALLOWED, STUBBORN_THREAD, DESTRUCTOR],
+    ids=["waiting", "half an import", "turned into an exit", "swallowed", "a thread that stays", "a noisy destructor"],
+)
+def test_ctrl_c_ends_with_status_130_and_one_line(body: str) -> None:
+    code = START + body + END
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert err.splitlines() == ["vismmoe: interrupted."]
+
+
+def test_the_former_handler_is_back_after_a_command_that_ended_well() -> None:
+    from vismmoe.interrupts import Interrupts
+
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupts():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,1 @@
+"""Learning the policy: corpora, routing logs, training, registry."""

@@ -1,0 +1,144 @@
+"""The predictor beside every trivial rule, on the same held-out rows.
+
+Chance, static frequency (per layer and phase, counted on the training images), previous token (then older ones) and
+next gate. Recall@k for each distance, by phase and by gate mass, with the ceiling that k experts can reach.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vismmoe.metrics import hot_hits
+from vismmoe.predictors.features import rows_ahead
+from vismmoe.predictors.lookahead import LookaheadNet
+from vismmoe.talk import table
+from vismmoe_training.data import Batch, LookaheadData
+
+TOP = (10, 20, 30)
+CEILING = "ceiling"
+Score = Callable[[Tensor, Batch], Tensor]  # (row numbers, batch) -> (B, W, E)
+Phases = ("all", "decode", "prefill")
+
+
+@dataclass(frozen=True)
+class Recall:
+    """One cell of the table; distance 0 stands for the whole window blended."""
+
+    rule: str
+    phase: str
+    k: int
+    distance: int
+    recall: float
+    mass_recall: float
+
+
+def compare(net: LookaheadNet, data: LookaheadData) -> list[Recall]:
+    """Every rule on the test rows. `net` is the exported form, so the table is about what serving uses."""
+    rules = scoring_rules(net, data)
+    sums: dict[tuple[str, str, int, int], Tensor] = defaultdict(lambda: torch.zeros(4, dtype=torch.float64))
+    with torch.inference_mode():
+        for rows, batch in data.batches("test"):
+            mass = data.table.mass(rows)
+            phases = _phases(batch.inputs.decode)
+            for rule, score in rules.items():
+                scores = score(rows, batch)
+                for k in TOP:
+                    _add(sums, rule, k, scores, batch.active, mass, phases)
+            for k in TOP:
+                _add(sums, CEILING, k, mass + batch.active, batch.active, mass, phases)
+    return [
+        Recall(rule, phase, k, distance, float(s[0] / s[1]), float(s[2] / s[3]))
+        for (rule, phase, k, distance), s in sums.items()
+        if s[1] > 0
+    ]
+
+
+def scoring_rules(net: LookaheadNet, data: LookaheadData) -> dict[str, Score]:
+    """Name -> batched scores, the learned predictor first."""
+    frequency = _ahead_table(data.table.expert_table(data.rows["train"]), data.table.window)
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "lookahead": lambda rows, batch: net(batch.inputs).expand(batch.active.shape),
+        "next gate": lambda rows, batch: batch.inputs.next_gate,
+        "previous token": lambda rows, batch: batch.inputs.ahead,
+        "frequency": lambda rows, batch: frequency[batch.inputs.decode.long(), batch.inputs.row],
+        "chance": lambda rows, batch: torch.rand(batch.active.shape, generator=generator),
+    }
+
+
+def recall_table(recalls: Sequence[Recall], phase: str) -> str:
+    """For people: one line a rule and k, one column a distance."""
+    cells = {(r.rule, r.k, r.distance): r.recall for r in recalls if r.phase == phase}
+    distances = sorted({distance for _, _, distance in cells if distance})
+    head = (f"{phase}: recall@k", "k", *(f"d={d}" for d in distances), "blended")
+    rules = list(dict.fromkeys(r.rule for r in recalls))
+    rows = [
+        (rule, k, *(_percent(cells.get((rule, k, d))) for d in (*distances, 0)))
+        for k in TOP
+        for rule in rules
+        if any((rule, k, d) in cells for d in distances)
+    ]
+    return table(rows, head)
+
+
+def to_json(recalls: Sequence[Recall]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+    """phase -> rule -> "recall@20" or "mass_recall@20" -> distance ("1".. or "blended") -> value."""
+    out: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    for r in recalls:
+        rule = out.setdefault(r.phase, {}).setdefault(r.rule, {})
+        distance = str(r.distance) if r.distance else "blended"
+        rule.setdefault(f"recall@{r.k}", {})[distance] = round(r.recall, 6)
+        if r.mass_recall == r.mass_recall:
+            rule.setdefault(f"mass_recall@{r.k}", {})[distance] = round(r.mass_recall, 6)
+    return out
+
+
+def verdict(recalls: Sequence[Recall], k: int = 20) -> list[str]:
+    """Where the learned predictor is not above a trivial rule, in sentences; empty when it is everywhere.
+
+    Next gate is expected to be beaten from distance 2 on, the others at every distance.
+    """
+    cells = {(r.rule, r.distance): r.recall for r in recalls if r.phase == "all" and r.k == k and r.distance}
+    found = []
+    for (rule, distance), value in sorted(cells.items()):
+        own = cells.get(("lookahead", distance))
+        excused = rule in ("lookahead", CEILING) or (rule == "next gate" and distance < 2)
+        if own is not None and not excused and own <= value:
+            found.append(f"at distance {distance} {rule} has recall@{k} {value:.1%}, the predictor {own:.1%}")
+    return found
+
+
+def _add(
+    sums: Mapping[tuple[str, str, int, int], Tensor],
+    rule: str,
+    k: int,
+    scores: Tensor,
+    active: Tensor,
+    mass: Tensor,
+    phases: Mapping[str, Tensor],
+) -> None:
+    counted, weighed = hot_hits(scores, active, k), hot_hits(scores, active, k, mass)
+    parts = torch.stack((*counted, *weighed), dim=-1).double()  # (B, W, 4)
+    for phase, rows in phases.items():
+        by_distance = parts[rows].sum(0)
+        for distance, value in enumerate(by_distance, start=1):
+            sums[rule, phase, k, distance].add_(value)
+        sums[rule, phase, k, 0].add_(by_distance.sum(0))
+
+
+def _phases(decode: Tensor) -> dict[str, Tensor]:
+    return {"all": torch.ones_like(decode), "decode": decode, "prefill": ~decode}
+
+
+def _ahead_table(frequency: Tensor, window: int) -> Tensor:
+    """(2, L, E) -> (2, L, W, E): the rows of the layers ahead."""
+    return torch.stack([rows_ahead(frequency, row, window) for row in range(frequency.shape[1])], dim=1)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"

@@ -1,0 +1,76 @@
+"""The training loop's view of the network in vismmoe.predictors: loss, optimiser, recall."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from lightning import LightningModule
+from torch import Tensor
+
+from vismmoe.predictors.lookahead import LookaheadNet, lookahead_loss
+from vismmoe.predictors.options import PredictorConfig
+from vismmoe.types import ModelSpec
+from vismmoe_training.data import Batch
+from vismmoe_training.recall import HotRecall
+
+TOP = (10, 20, 30)  # the published k
+MONITOR = "val/recall20"
+
+
+class LookaheadTrainer(LightningModule):
+    """Soft BCE with distance decay (VisMMoE §2); Hot Recall@10, 20, 30 by distance on held-out images."""
+
+    def __init__(
+        self, config: PredictorConfig, spec: ModelSpec, learning_rate: float, weight_decay: float, seed: int
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(  # plain types: checkpoints are read without unpickling objects
+            {
+                "config": config.to_json(),
+                "spec": {**asdict(spec), "moe_layers": list(spec.moe_layers)},
+                "learning_rate": learning_rate,
+                "weight_decay": weight_decay,
+                "seed": seed,
+            },
+            logger=False,
+        )
+        self.net = LookaheadNet(config, spec)
+        self._gamma, self._rate, self._decay, self._seed = config.gamma, learning_rate, weight_decay, seed
+        self._recalls = torch.nn.ModuleList([HotRecall(k, config.window) for k in TOP])
+
+    def on_train_epoch_start(self) -> None:
+        torch.manual_seed(self._seed * 1_000_003 + self.current_epoch)  # a resumed epoch drops the same units
+
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        return batch  # rows are gathered where the network is; Lightning cannot look into frozen dataclasses
+
+    def training_step(self, batch: Batch, index: int) -> Tensor:
+        loss = lookahead_loss(self.net(batch.inputs), batch.active, batch.exists, self._gamma)
+        self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(batch.active), prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Batch, index: int) -> None:
+        logits = self.net(batch.inputs)
+        loss = lookahead_loss(logits, batch.active, batch.exists, self._gamma)
+        self.log("val/loss", loss, batch_size=len(batch.active))
+        for recall in self._recalls:
+            assert isinstance(recall, HotRecall)
+            recall.update(logits, batch.active)
+
+    def on_validation_epoch_end(self) -> None:
+        for recall in self._recalls:
+            assert isinstance(recall, HotRecall)
+            by_distance = {f"val/recall{recall.k}_d{d + 1}": value for d, value in enumerate(recall.compute().tolist())}
+            known = {name: value for name, value in by_distance.items() if value == value}
+            self.log_dict({name: torch.tensor(value) for name, value in known.items()})
+            self.log(f"val/recall{recall.k}", torch.tensor(recall.blended()), prog_bar=recall.k == 20)
+            recall.reset()
+
+    def configure_optimizers(self) -> Any:
+        optimiser = torch.optim.AdamW(self.parameters(), lr=self._rate, weight_decay=self._decay)
+        epochs = self.trainer.max_epochs or 1
+        steps = max(int(self.trainer.estimated_stepping_batches), epochs)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, self._rate, total_steps=steps + 1, pct_start=0.1)
+        return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

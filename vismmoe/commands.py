@@ -1,0 +1,81 @@
+"""What each command does once its config is read: call one function, print what it returns.
+
+Each function takes its config and the stream for results. Heavy rooms are imported inside, so that nothing is loaded
+for a command that is not run. Training and deployment are reached from here only.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import IO
+
+from vismmoe.config import (
+    CollectConfig,
+    InferConfig,
+    PlanConfig,
+    RegisterConfig,
+    TrainConfig,
+    TuneConfig,
+)
+from vismmoe.talk import infer_report, plan_report
+
+
+def plan(config: PlanConfig, results: IO[str]) -> None:
+    """Arithmetic only: headers are read, no weight is."""
+    from vismmoe.engine import plan_for
+
+    report = plan_for(config).to_json()
+    print(json.dumps(report) if config.json else plan_report(report), file=results)
+
+
+def infer(config: InferConfig, results: IO[str]) -> None:
+    """Bad images are told of before the model is loaded; a loading error is told of before anything is answered."""
+    from vismmoe.images import load_images
+
+    images = load_images(config.image)
+    from vismmoe.engine import Request
+    from vismmoe_deploy import load_engine
+
+    request = Request(
+        images=images,
+        prompt=config.prompt,
+        max_new_tokens=config.max_new_tokens,
+        keep_ratio=config.keep_ratio,
+        compressor=config.compressor,
+    )
+
+    def stream(text: str) -> None:
+        print(text, end="", file=results, flush=True)
+
+    with load_engine(config, config.predictor) as engine:
+        report = engine.generate(request, stream if config.stream else None).to_json()
+    if config.json:
+        print(json.dumps(report), file=results)
+        return
+    print("" if config.stream else report["text"], file=results, flush=True)
+    print(infer_report(report), file=sys.stderr)
+
+
+def collect(config: CollectConfig, results: IO[str]) -> None:
+    from vismmoe_training.collect import collect as run
+
+    print(run(config), file=results)
+
+
+def train(config: TrainConfig, results: IO[str]) -> None:
+    from vismmoe_training.train import train as run
+
+    print(run(config), file=results)
+
+
+def tune(config: TuneConfig, results: IO[str]) -> None:
+    from vismmoe_training.tune import tune as run
+
+    print(run(config), file=results)
+
+
+def register(config: RegisterConfig, results: IO[str]) -> None:
+    from vismmoe_training.registry import register as run
+
+    print(run(config.artifact, config.name, config.alias, config.tracking_uri), file=results)

@@ -1,0 +1,25 @@
+"""Every n-th token in reading order: keeps the picture's layout, knows nothing of its content."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vismmoe.compressors.base import check_count
+from vismmoe.types import VisualTokens
+
+
+@dataclass(frozen=True)
+class UniformCompressor:
+    """An even stride over all visual tokens, centred in each stretch."""
+
+    name: str = "uniform"
+
+    def keep(self, visual: VisualTokens, count: int) -> Tensor:
+        """(count,) int64 sorted indices: floor((i + 1/2) * N / count)."""
+        total = len(visual.saliency)
+        check_count(count, total)
+        steps = torch.arange(count, device=visual.saliency.device)
+        return (2 * steps + 1) * total // max(2 * count, 1)

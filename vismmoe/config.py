@@ -1,0 +1,261 @@
+"""One frozen dataclass a command. The sentence under each field is its `--help`; its name is its YAML key.
+
+Numbers are checked when a config is made, whoever makes it: out of range is a UsageError (exit status 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from vismmoe.errors import CheckpointError, UsageError
+from vismmoe.schema import PIXELS, SIZE, Unit, Within, options
+
+Size = Annotated[int, SIZE, Within(0)]
+Pixels = Annotated[tuple[int, int], PIXELS]
+Count = Annotated[int, Within(1)]
+Index = Annotated[int, Within(0)]
+Share = Annotated[float, Within(0, 1)]
+Fraction = Annotated[float, Within(0, 1, above=True)]
+Weight = Annotated[float, Within(0)]
+Positive = Annotated[float, Within(0, above=True)]
+PathText = Annotated[str, Unit("PATH")]
+DirText = Annotated[str, Unit("DIR")]
+
+REFERENCE_MODEL = "checkpoints/reference"
+
+
+@dataclass(frozen=True)
+class Config:
+    """What all configs share: every number is checked against the range in its field's type."""
+
+    def __post_init__(self) -> None:
+        for option in options(type(self)):
+            option.check(getattr(self, option.name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Config):
+    """Which model runs, and how much memory it may take."""
+
+    model: Annotated[str, Unit("DIR")] = REFERENCE_MODEL
+    """Checkpoint folder (config.json and safetensors as published)."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where layers run; auto takes CUDA when there is one."""
+    device_memory: Size | None = None
+    """All that may be taken on the device, in bytes (6GiB, 512MiB, 1.5GB): backbone, vision tower, prefix, slabs, KV,
+    activations, staging. Without it every expert stays resident."""
+    host_memory: Size = 0
+    """RAM for copies of experts below the device, in bytes; 0 reads them straight from disk."""
+    compute_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Number format of the arithmetic; auto keeps the checkpoint's, but float32 on CPUs without native bfloat16."""
+    prefix_layers: Index | None = None
+    """MoE layers at the front that see all visual tokens; the compressor takes effect after them. Default: what suits
+    the model family."""
+    readers: Count = 1
+    """Threads that read experts from disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(ModelConfig):
+    """How visual tokens are dropped and experts fetched."""
+
+    compressor: Literal["affinity", "random", "saliency", "uniform"] = "affinity"
+    """How visual tokens are chosen after the prefix; affinity is the published method."""
+    keep_ratio: Fraction = 1.0
+    """Share of the visual tokens that the deeper layers see; 1 keeps them all."""
+    salient_ratio: Share = 0.2
+    """Share of the visual tokens that is kept for its saliency alone (alpha)."""
+    trade_off: Weight = 2.0
+    """Weight of new experts against saliency when choosing the rest (lambda)."""
+    prefetch: bool = True
+    """Load experts ahead, as the predictor foresees them; without a predictor there is nothing to load ahead."""
+    lookahead_top: Count = 20
+    """Experts that are prefetched after each layer, at most (B)."""
+    direct_io: Literal["auto", "on", "off"] = "auto"
+    """Read experts past the page cache; auto tries and falls back."""
+    threads: Count | None = None
+    """CPU threads for arithmetic; default: as many as this process may use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferConfig(EngineConfig):
+    """Answer a question about images."""
+
+    prompt: str
+    """The question."""
+    image: tuple[Annotated[str, Unit("IMAGE")], ...] = ()
+    """Image to ask about: path, URL, data URL or - for standard input; repeatable."""
+    predictor: Annotated[str, Unit("SOURCE")] | None = None
+    """Predictor that guides prefetching: an artifact folder or models:/name@alias."""
+    max_new_tokens: Count = 64
+    """Longest answer, in tokens."""
+    stream: bool = False
+    """Print the answer while it is being generated."""
+    json: bool = False
+    """Print one JSON object with the answer and the whole report, and nothing else."""
+    tracking_uri: Annotated[str, Unit("URI")] | None = None
+    """MLflow server or database; default: MLFLOW_TRACKING_URI, else mlflow.db in the working folder."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stream and self.json:
+            raise UsageError("--stream and --json exclude each other: a JSON object is printed once it is complete.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig(ModelConfig):
+    """Say what goes where, in bytes, before anything is loaded."""
+
+    image_size: Pixels = (256, 256)
+    """Largest image, in pixels."""
+    context: Count = 1024
+    """Tokens of one request, prompt and answer together."""
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectConfig(EngineConfig):
+    """Run the model over a corpus and log its routing."""
+
+    images: Annotated[str, Unit("CORPUS")]
+    """Corpus: folder of images, parquet, webdataset, LLaVA or COCO json, or a hub id."""
+    output: DirText
+    """Folder for the routing logs."""
+    prompt: str = "Describe the image."
+    """What is asked where the corpus has no question of its own."""
+    limit: Count | None = None
+    """Stop after so many items; default: the whole corpus."""
+    max_new_tokens: Count = 16
+    """Longest answer, in tokens."""
+    resume: bool = False
+    """Go on where an interrupted run into the same folder stopped."""
+    shard_items: Count = 64
+    """Items in one file of the logs; at most so many are lost when the machine dies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Config):
+    """Train a lookahead predictor on routing logs."""
+
+    traces: tuple[DirText, ...]
+    """Folders of routing logs, one or more."""
+    output: DirText
+    """Folder for the artifact."""
+    window: Annotated[int, Within(1, 16)] = 5
+    """Layers ahead that are foreseen (W)."""
+    gamma: Fraction = 0.8
+    """Decay of the training target with each further layer."""
+    network: Literal["guided", "published"] = "guided"
+    """Guided starts from the next layers' routers and learns how the state drifts; published is the paper's network."""
+    head: Literal["per-distance", "single"] = "per-distance"
+    """One row of scores per layer ahead, or one row for all as published."""
+    hidden: Count = 128
+    """Width of the two hidden layers."""
+    rank: Count = 64
+    """Width of each layer's map from the token state to the later layers' experts; guided network only."""
+    dropout: Annotated[float, Within(0, 0.95)] = 0.1
+    """Share of hidden units dropped in training."""
+    use_visual_summary: bool = True
+    """Give the predictor the mean embedding of the retained visual tokens."""
+    use_token_state: bool = True
+    """Give the predictor the state of the current token."""
+    use_next_gate: bool = True
+    """Give the predictor the scores of the next layers' routers on the present state."""
+    learning_rate: Positive = 1e-3
+    """Step size of the optimiser."""
+    weight_decay: Weight = 1e-4
+    """Weight decay of the optimiser."""
+    batch_size: Annotated[int, Within(2)] = 512
+    """Rows a step."""
+    max_epochs: Count = 30
+    """Longest training, in passes over the logs."""
+    patience: Count = 5
+    """Passes without a better held-out recall before training stops."""
+    val_fraction: Annotated[float, Within(0.01, 0.45)] = 0.15
+    """Share of the images held out to stop by; rows of one image never stand on both sides."""
+    test_fraction: Annotated[float, Within(0.01, 0.45)] = 0.15
+    """Share of the images held out to measure on, seen by nothing before."""
+    seed: Index = 0
+    """Seed of the split and of training."""
+    resume: bool = False
+    """Go on from the last checkpoint of an interrupted run with the same output."""
+    register: Annotated[str, Unit("NAME")] | None = None
+    """Register the artifact in MLflow under this name when done."""
+    alias: str | None = None
+    """Alias that the registered version gets."""
+    experiment: Annotated[str, Unit("NAME")] = "vismmoe"
+    """MLflow experiment of the run."""
+    tracking_uri: Annotated[str, Unit("URI")] | None = None
+    """MLflow server or database; default: MLFLOW_TRACKING_URI, else mlflow.db in the working folder."""
+    threads: Count | None = None
+    """CPU threads for arithmetic; default: as many as this process may use."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alias is not None and self.register is None:
+            raise UsageError(
+                f"--alias {self.alias} needs --register NAME: an alias points to a version of a registered model."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig(Config):
+    """Search for the predictor's best settings."""
+
+    traces: tuple[DirText, ...]
+    """Folders of routing logs, one or more."""
+    output: Annotated[str, Unit("FILE.yaml")]
+    """File for the best settings; `vismmoe train --config` reads it."""
+    trials: Count = 20
+    """Trials in all; a study that is resumed counts those it has."""
+    storage: Annotated[str, Unit("URL")] = "sqlite:///tune.db"
+    """Database of the study; the same one resumes it."""
+    study: Annotated[str, Unit("NAME")] = "vismmoe"
+    """Name of the study within the database."""
+    max_epochs: Count = 8
+    """Longest training of one trial, in passes over the logs."""
+    val_fraction: Annotated[float, Within(0.01, 0.45)] = 0.15
+    """Share of the images held out to compare trials on."""
+    test_fraction: Annotated[float, Within(0.01, 0.45)] = 0.15
+    """Share of the images that no trial sees; `vismmoe train` measures on them."""
+    seed: Index = 0
+    """Seed of the split, of training and of the search."""
+    threads: Count | None = None
+    """CPU threads for arithmetic; default: as many as this process may use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisterConfig(Config):
+    """Put an artifact into the model registry."""
+
+    artifact: Annotated[str, Unit("ARTIFACT_DIR")]
+    """Artifact folder that `vismmoe train` wrote."""
+    name: str
+    """Name of the registered model."""
+    alias: str | None = None
+    """Alias that the new version gets, for models:/name@alias."""
+    tracking_uri: Annotated[str, Unit("URI")] | None = None
+    """MLflow server or database; default: MLFLOW_TRACKING_URI, else mlflow.db in the working folder."""
+
+
+def in_clone(relative: str) -> Path | None:
+    """A folder that the project ships: in the working folder, or beside an editable install; None in neither."""
+    places = (Path(relative), Path(__file__).resolve().parent.parent / relative)
+    return next((place for place in places if place.is_dir()), None)
+
+
+def resolve_model(model: str) -> str:
+    """The folder meant by `model`; the reference model is found from anywhere, see `in_clone`.
+
+    CheckpointError when the reference model is asked for and is not there.
+    """
+    found = in_clone(model) if model == REFERENCE_MODEL else Path(model)
+    if found is None:
+        raise CheckpointError(
+            f"The reference model {REFERENCE_MODEL} is neither in {Path.cwd()} nor beside the installed package. "
+            "Name a model with --model DIR, or run from a clone of the project."
+        )
+    return model if model != REFERENCE_MODEL else str(found)

@@ -1,0 +1,91 @@
+"""The experts that one layer needs, on their way: demand before speculation, in waves when slabs are few."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from vismmoe.experts.cache import ExpertCache
+from vismmoe.experts.transfers import CpuTransfers, Ticket
+from vismmoe.prefetch import Prefetcher
+from vismmoe.session import Session
+from vismmoe.types import ExpertId
+
+
+class LayerDemand:
+    """What is resident comes first, then what was on its way, then the rest; each expert is loaded once a forward."""
+
+    def __init__(
+        self,
+        needed: Iterable[ExpertId],
+        session: Session,
+        cache: ExpertCache,
+        transfers: CpuTransfers,
+        prefetcher: Prefetcher,
+    ) -> None:
+        """Counts the accesses, holds what is resident and starts as many reads as slabs allow."""
+        self._session = session
+        self._cache = cache
+        self._transfers = transfers
+        self._prefetcher = prefetcher
+        self._ready: deque[tuple[ExpertId, int]] = deque()
+        self._coming: deque[Ticket] = deque()
+        self._waiting: deque[ExpertId] = deque()
+        for expert in needed:
+            self._access(expert)
+        self._start_reads()
+
+    def arrivals(self) -> Iterator[tuple[ExpertId, int]]:
+        """(expert, slot) of every needed expert, once each, its slab filled. With fewer slabs than experts, each slab
+        goes to the next expert as soon as the caller comes back for more."""
+        while self._ready or self._coming or self._waiting:
+            if self._ready:
+                expert, slot = self._ready.popleft()
+            elif self._coming:
+                expert, slot = self._wait(self._coming.popleft())
+            else:  # the cache promises a slab when nothing is held; never spin
+                raise RuntimeError(f"no slab can be freed for {self._waiting[0]} of {self._cache.slabs}")
+            yield expert, slot
+            if self._waiting:
+                self._cache.release((expert,))
+                self._start_reads()
+
+    def _access(self, expert: ExpertId) -> None:
+        counting = self._session.counting
+        counting.accesses += 1
+        slot = self._cache.lookup(expert)
+        if slot is None:
+            counting.demand_loads += 1
+            self._waiting.append(expert)
+            return
+        counting.hits += 1
+        self._prefetcher.used(self._session, expert)
+        ticket = self._transfers.ticket(expert)
+        if ticket is None:
+            self._ready.append((expert, slot))
+        else:
+            ticket.promote()  # it is demanded now: before all guesses, and not to be dropped with them
+            self._coming.append(ticket)
+
+    def _start_reads(self) -> None:
+        placed: list[tuple[ExpertId, int]] = []
+        while self._waiting:
+            placement = self._cache.require(self._waiting[0])
+            if placement is None:
+                break
+            self._prefetcher.evicted(placement.evicted)
+            placed.append((self._waiting.popleft(), placement.slot))
+        if placed:
+            self._coming.extend(self._transfers.demand_batch(placed))
+
+    def _wait(self, ticket: Ticket) -> tuple[ExpertId, int]:
+        started = time.perf_counter()
+        try:
+            ticket.wait()
+        except Exception:
+            self._cache.forget(ticket.expert)
+            raise
+        self._session.counting.stall_ms += (time.perf_counter() - started) * 1e3
+        self._prefetcher.landed(self._session, ticket)
+        return ticket.expert, ticket.slot

@@ -1,0 +1,316 @@
+"""THE file to read: an Engine loads a checkpoint under a memory budget and answers requests, one at a time.
+
+    image + question -> processor -> vision tower -> prefix layers on all tokens -> compressor keeps M of N
+    -> each deeper layer: router, fetch, foresee, run, expire, prefetch (pipeline.py) -> logits
+
+transformers' own generate() drives, greedily; hooks and a registered experts function do the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vismmoe.compressors import get_compressor
+from vismmoe.config import EngineConfig, resolve_model
+from vismmoe.errors import UsageError, VisMMoEError
+from vismmoe.experts.plan import MemoryPlan
+from vismmoe.images import load_images
+from vismmoe.memory import ResidentPeak, usable_cpus
+from vismmoe.models.checkpoint import Checkpoint, open_checkpoint
+from vismmoe.models.dtypes import resolve_device, resolve_dtype
+from vismmoe.models.generation import greedy_config, stop_tokens, text_stream
+from vismmoe.models.hooks import StackHooks
+from vismmoe.models.load import (
+    ExpertsRunner,
+    load_model,
+    load_processor,
+    moe_norm_weights,
+    route_experts,
+    router_weights,
+)
+from vismmoe.models.prompt import Prompt, encode
+from vismmoe.pipeline import ExpertPipeline, PipelineOptions
+from vismmoe.planning import (
+    CONTEXT_TOKENS,
+    IMAGE_SIZE,
+    check_request,
+    plan_checkpoint,
+    plan_for,
+    prefix_layers,
+    sizes_of,
+)
+from vismmoe.predictors.next_gate import NextGate
+from vismmoe.recording import Recorder
+from vismmoe.reporting import timing, tokens_per_second, usage
+from vismmoe.request import ExpertReport, GenerationResult, MemoryReport, PredictorReport, Recording, Request
+from vismmoe.session import Session
+from vismmoe.types import ModelBytes, ModelSpec, Predictor, RequestRecord
+
+__all__ = ["Engine", "GenerationResult", "Recording", "Request", "plan_for"]
+
+OnText = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class PredictorOrigin:
+    """Where a predictor came from, for the report."""
+
+    source: str | None = None
+    version: str | None = None
+
+
+class Engine:
+    """One loaded checkpoint. A context manager; close() ends its threads. Requests are answered one after another."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        plan: MemoryPlan,
+        pipeline: ExpertPipeline,
+        model: nn.Module,
+        processor: Any,
+        predictor: tuple[Predictor | None, PredictorOrigin],
+        planned_for: ModelBytes,
+        peak: ResidentPeak,
+        load_ms: float,
+    ) -> None:
+        """Use Engine.load()."""
+        self.config = config
+        self.checkpoint = checkpoint
+        self.plan = plan
+        self.predictor, self._origin = predictor
+        self.prefix_layers = prefix_layers(checkpoint, config)  # MoE layers that see all visual tokens
+        self._pipeline = pipeline
+        self._model = model
+        self._processor = processor
+        self._stop = stop_tokens(checkpoint, processor)
+        self._planned_for = planned_for
+        self._peak = peak
+        self._load_ms = load_ms
+        self._device = resolve_device(config.device)
+        self._session: Session | None = None
+        self._gate: NextGate | None = None  # for recording
+        self._turn = threading.Lock()
+        self._closed = False
+        last = checkpoint.spec.moe_layers[self.prefix_layers - 1] if self.prefix_layers else -1
+        StackHooks(model, checkpoint.family, last + 1, lambda: self._session)
+        route_experts(model, checkpoint.family, self._runner)
+
+    @classmethod
+    def load(
+        cls,
+        config: EngineConfig,
+        predictor: Predictor | None = None,
+        *,
+        origin: PredictorOrigin = PredictorOrigin(),
+        image_size: tuple[int, int] = IMAGE_SIZE,
+        context_tokens: int = CONTEXT_TOKENS,
+    ) -> Engine:
+        """Plan, then load what the plan keeps resident. image_size (width, height) and context_tokens are what memory
+        is planned for under `config.device_memory`; a request that needs more than the budget is refused.
+
+        Raises CheckpointError, BudgetError, UsageError.
+        """
+        started = time.perf_counter()
+        checkpoint = open_checkpoint(resolve_model(config.model))
+        sizes = sizes_of(checkpoint, config, image_size, context_tokens)
+        plan = plan_checkpoint(checkpoint, config, image_size, context_tokens)
+        device = resolve_device(config.device)
+        if device.type == "cpu":
+            torch.set_num_threads(config.threads or min(torch.get_num_threads(), usable_cpus()))
+        dtype = resolve_dtype(config.compute_dtype, checkpoint.layout.dtype, device)
+        processor = load_processor(checkpoint.folder)
+        peak = ResidentPeak()  # code that is imported and the processor are no part of the model
+        model = load_model(checkpoint, device=device, dtype=dtype)
+        pipeline = ExpertPipeline(
+            checkpoint.spec, checkpoint.layout, plan, _options(config), device=device, predictor=predictor
+        )
+        try:
+            load_ms = (time.perf_counter() - started) * 1e3
+            return cls(config, checkpoint, plan, pipeline, model, processor, (predictor, origin), sizes, peak, load_ms)
+        except BaseException:
+            pipeline.close()
+            raise
+
+    # -- what others may know -------------------------------------------------------------------------------------
+    @property
+    def spec(self) -> ModelSpec:
+        return self.checkpoint.spec
+
+    @property
+    def routers(self) -> Mapping[int, Tensor]:
+        """Decoder layer -> router weight (E, H) float32, for the next-gate rule."""
+        return router_weights(self._model, self.checkpoint)
+
+    @property
+    def router_norms(self) -> Mapping[int, Tensor]:
+        """Decoder layer -> (H,) float32 weight of the norm before its MoE block."""
+        return moe_norm_weights(self._model, self.checkpoint)
+
+    # -- requests -------------------------------------------------------------------------------------------------
+    def generate(self, request: Request, on_text: OnText | None = None) -> GenerationResult:
+        """Answer greedily. on_text is called with each finished piece of the answer, in order.
+
+        Raises UsageError, ImageError, CheckpointError, BudgetError. An interruption closes the engine.
+        """
+        return self._answer(request, on_text, None)[0]
+
+    def record(self, request: Request, *, request_id: int = 0, item: str = "", window: int = 5) -> Recording:
+        """Answer and note the routing of every forward and MoE layer; window: layers ahead of the next-gate masses."""
+        if self._gate is None or self._gate.window != window:
+            self._gate = NextGate(self.spec, self.routers, self.router_norms, window)
+        recorder = Recorder(self.spec, self._gate, request_id)
+        result, session = self._answer(request, None, recorder)
+        told = RequestRecord(
+            request=request_id,
+            item=item,
+            prompt=request.prompt,
+            answer=result.text,
+            visual_tokens=result.usage.visual_tokens,
+            kept_visual_tokens=result.usage.kept_visual_tokens,
+            completion_tokens=result.usage.completion_tokens,
+            visual_summary=session.visual_summary.cpu(),
+        )
+        return Recording(result, told, tuple(recorder.records))
+
+    def _answer(
+        self, request: Request, on_text: OnText | None, recorder: Recorder | None
+    ) -> tuple[GenerationResult, Session]:
+        with self._turn:
+            if self._closed:
+                raise UsageError("this engine is closed: load a new one")
+            images = load_images(request.images)
+            started = time.perf_counter()
+            token_id = int(getattr(self.checkpoint.config, self.checkpoint.family.visual_token_key))
+            prompt = encode(self._processor, self.checkpoint.config, images, request.prompt, token_id)
+            self._check_fits(request, prompt)
+            session = self._open_session(request, prompt)
+            evicted = self._pipeline.evictions
+            tokens = self._run(request, session, on_text, recorder)
+            text = str(self._processor.tokenizer.decode(tokens, skip_special_tokens=True))
+            total_ms = (time.perf_counter() - started) * 1e3
+            return self._report(session, tokens, text, total_ms, self._pipeline.evictions - evicted), session
+
+    def _open_session(self, request: Request, prompt: Prompt) -> Session:
+        if request.max_new_tokens < 1:
+            raise UsageError(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
+        if not 0 < request.keep_ratio <= 1:
+            raise UsageError(f"keep_ratio must lie in (0, 1], not {request.keep_ratio}")
+        total = len(prompt.visual_positions)
+        count = math.floor(request.keep_ratio * total + 1e-9)  # 0.7 of 10 is 7, whatever floating point makes of it
+        if count < total and not self.prefix_layers:
+            raise UsageError("with prefix_layers 0 no visual token can be dropped: give at least 1, or keep_ratio 1")
+        compressor = get_compressor(
+            request.compressor, salient_ratio=self.config.salient_ratio, trade_off=self.config.trade_off
+        )
+        return Session(
+            self.spec,
+            prompt,
+            keep_count=count,
+            compressor=compressor if count < total else None,
+            prefix=self.spec.moe_layers[: self.prefix_layers],
+            device=self._device,
+        )
+
+    def _check_fits(self, request: Request, prompt: Prompt) -> None:
+        check_request(
+            self.plan,
+            self._planned_for,
+            self.checkpoint,
+            self.config,
+            visual_tokens=len(prompt.visual_positions),
+            tokens=prompt.tokens + request.max_new_tokens,
+        )
+
+    def _run(self, request: Request, session: Session, on_text: OnText | None, recorder: Recorder | None) -> list[int]:
+        """Ids of the answer's tokens."""
+        self._pipeline.begin_request()
+        self._pipeline.watcher = recorder
+        self._session = session
+        try:
+            with torch.inference_mode():
+                ids = self._model.generate(  # type: ignore[operator]
+                    **{name: value.to(self._device) for name, value in session.prompt.inputs.items()},
+                    generation_config=greedy_config(self._stop, self._processor, request.max_new_tokens),
+                    streamer=None if on_text is None else text_stream(self._processor.tokenizer, on_text),
+                )
+        except VisMMoEError:
+            self._pipeline.recover()
+            raise
+        except BaseException:  # Ctrl-C above all: no thread may stay behind
+            self.close()
+            raise
+        finally:
+            self._session = None
+            self._pipeline.watcher = None
+        found: list[int] = ids[0, session.prompt.tokens :].tolist()
+        return found
+
+    def _runner(self, layer: int) -> ExpertsRunner:
+        def run(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+            if self._session is None:
+                raise RuntimeError("this model runs through Engine.generate only")
+            return self._pipeline.run_layer(self._session, module, layer, hidden, top_k_index, top_k_weights)
+
+        return run
+
+    def _report(
+        self, session: Session, tokens: list[int], text: str, total_ms: float, evictions: int
+    ) -> GenerationResult:
+        plan, kind, origin = self.plan, self.predictor, self._origin
+        return GenerationResult(
+            text=text,
+            model=self.config.model,
+            finish_reason="stop" if tokens and tokens[-1] in self._stop else "length",
+            usage=usage(session, len(tokens)),
+            timing_ms=timing(session.clock, load_ms=self._load_ms, total_ms=total_ms),
+            tokens_per_second=tokens_per_second(session.clock),
+            experts=ExpertReport(
+                session.counters["prefill"], session.counters["decode"], evictions, plan.slabs, plan.pinned_layers
+            ),
+            memory=self._memory(),
+            predictor=None if kind is None else PredictorReport(kind.kind, kind.window, origin.source, origin.version),
+            fallbacks=tuple(self._pipeline.fallbacks),
+        )
+
+    def _memory(self) -> MemoryReport:
+        host = self._pipeline.host_bytes
+        if self._device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self._device)
+        else:
+            peak = max(0, self._peak.bytes() - host)
+        return MemoryReport(sum(self.plan.planned.values()), peak, sum(self.plan.host.values()), host)
+
+    # -- lifetime -------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """End all threads and close all files. Twice is harmless."""
+        self._closed = True
+        self._pipeline.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _options(config: EngineConfig) -> PipelineOptions:
+    return PipelineOptions(
+        host_bytes=config.host_memory,
+        direct_io=config.direct_io,
+        readers=config.readers,
+        prefetch=config.prefetch,
+        lookahead_top=config.lookahead_top,
+    )

@@ -1,0 +1,168 @@
+"""Expert masters: byte ranges of the checkpoint, read-only, with copies in host memory where there is room for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+from vismmoe.errors import CheckpointError
+from vismmoe.experts.files import ExpertFile, StagingPool
+from vismmoe.experts.host import HostCopies
+from vismmoe.types import ExpertId, ExpertLayout
+
+DirectIO = Literal["auto", "on", "off"]
+# Below this the time of a read is its latency, not its length, and the page cache does better than the disk itself.
+_DIRECT_FROM_BYTES = 256 << 10
+
+
+class _Piece(NamedTuple):
+    file: int  # index into the open files
+    offset: int
+    length: int
+
+
+class _Read(NamedTuple):
+    file: int
+    offset: int
+    buffer: memoryview
+
+
+class ExpertStore:
+    """Reads experts into slabs from any number of threads. Use it as a context manager, or close() it at the end."""
+
+    def __init__(
+        self, layout: ExpertLayout, files: Mapping[Path, ExpertFile], host: HostCopies | None, fallbacks: list[str]
+    ) -> None:
+        self.layout = layout
+        self.fallbacks = fallbacks  # what was asked for and is done differently, each said once
+        self._files = tuple(files.values())
+        self._host = host
+        self._staging = StagingPool(layout.expert_bytes)
+        number = {path: index for index, path in enumerate(files)}
+        self._pieces = {
+            expert: tuple(_Piece(number[r.file], r.offset, r.length) for r in ranges)
+            for expert, ranges in layout.ranges.items()
+        }
+
+    @classmethod
+    def open(cls, layout: ExpertLayout, host_bytes: int = 0, direct_io: DirectIO = "auto") -> ExpertStore:
+        """Open the checkpoint's files and check that they are as long as the layout says. Raises CheckpointError.
+
+        host_bytes: memory for copies of experts, filled as they are read. direct_io: past the page cache: always where
+        the file system can, never, or "auto": where the experts are large enough to gain from it.
+        """
+        _check(layout)
+        files: dict[Path, ExpertFile] = {}
+        try:
+            for path, needed in sorted(_needed_bytes(layout).items()):
+                files[path] = ExpertFile(path, needed)
+            direct = direct_io == "on" or (direct_io == "auto" and layout.expert_bytes >= _DIRECT_FROM_BYTES)
+            fallbacks = _turn_direct_on(files, layout) if direct else []
+            capacity = min(host_bytes // layout.expert_bytes, len(layout.ranges))
+            host = HostCopies(capacity, layout.expert_bytes) if capacity else None
+        except BaseException:
+            for file in files.values():
+                file.close()
+            raise
+        return cls(layout, files, host, fallbacks)
+
+    @property
+    def host_experts(self) -> int:
+        """How many experts have a copy in host memory now."""
+        return len(self._host) if self._host else 0
+
+    @property
+    def direct(self) -> bool:
+        """Whether every file is read past the page cache."""
+        return all(file.direct for file in self._files)
+
+    def read_into(self, expert: ExpertId, slab: torch.Tensor, keep: bool = True) -> int:
+        """Fill the slab, (expert_bytes,) uint8 on the CPU. Returns the bytes that came from disk, 0 for a host copy.
+
+        keep=False makes no host copy: for experts that stay resident anyway. Raises CheckpointError.
+        """
+        return self.read_batch([(expert, slab.numpy().data)], keep)[0]
+
+    def read_batch(self, items: Sequence[tuple[ExpertId, memoryview]], keep: bool = True) -> list[int]:
+        """The same for several experts: what lies side by side in a file is read at one go. Bytes from disk of each."""
+        from_disk = list(items)
+        if self._host is not None:
+            from_disk = [item for item in items if not self._host.copy_into(*item)]
+        reads = [read for expert, slab in from_disk for read in self._reads(expert, slab)]
+        reads.sort(key=lambda read: read[:2])
+        for run in _runs(reads):
+            self._files[run[0].file].read(run[0].offset, [read.buffer for read in run], self._staging)
+        if self._host is not None and keep:
+            for expert, slab in from_disk:
+                self._host.keep(expert, slab)
+        if len(from_disk) == len(items):
+            return [self.layout.expert_bytes] * len(items)
+        read_now = {expert for expert, _ in from_disk}
+        return [self.layout.expert_bytes if expert in read_now else 0 for expert, _ in items]
+
+    def close(self) -> None:
+        """Close the files; twice is harmless. Close the transfers before: no read may be going on."""
+        for file in self._files:
+            file.close()
+
+    def __enter__(self) -> ExpertStore:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _reads(self, expert: ExpertId, slab: memoryview) -> Iterator[_Read]:
+        start = 0
+        for piece in self._pieces[expert]:
+            yield _Read(piece.file, piece.offset, slab[start : start + piece.length])
+            start += piece.length
+
+
+def _runs(reads: Sequence[_Read]) -> Iterator[list[_Read]]:
+    """Cut sorted reads into runs without a gap."""
+    run: list[_Read] = []
+    end = (-1, -1)
+    for read in reads:
+        if run and (read.file, read.offset) != end:
+            yield run
+            run = []
+        run.append(read)
+        end = (read.file, read.offset + len(read.buffer))
+    if run:
+        yield run
+
+
+def _check(layout: ExpertLayout) -> None:
+    weights = sum(math.prod(part.shape) for part in layout.parts) * layout.dtype.itemsize
+    if weights != layout.expert_bytes or weights == 0:
+        raise CheckpointError(f"An expert's weights take {weights} bytes, but its layout says {layout.expert_bytes}.")
+    for expert, ranges in layout.ranges.items():
+        found = sum(r.length for r in ranges)
+        if found != layout.expert_bytes or any(r.offset < 0 or r.length <= 0 for r in ranges):
+            raise CheckpointError(
+                f"Expert {expert.expert} of layer {expert.layer} has {found} bytes in the checkpoint, "
+                f"but should have {layout.expert_bytes}."
+            )
+
+
+def _needed_bytes(layout: ExpertLayout) -> dict[Path, int]:
+    needed: dict[Path, int] = {}
+    for ranges in layout.ranges.values():
+        for r in ranges:
+            needed[r.file] = max(needed.get(r.file, 0), r.offset + r.length)
+    return needed
+
+
+def _turn_direct_on(files: Mapping[Path, ExpertFile], layout: ExpertLayout) -> list[str]:
+    """Try each file where its first expert lies; says once why the page cache is used instead."""
+    staging, refused = StagingPool(layout.expert_bytes), ""
+    first = {r.file: r.offset for ranges in layout.ranges.values() for r in ranges}
+    for path, file in files.items():
+        reason = file.try_direct(first[path], staging)
+        if reason and not refused:
+            refused = f"Direct I/O is off for {path.name} ({reason}): experts are read through the page cache."
+    return [refused] if refused else []

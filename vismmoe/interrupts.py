@@ -1,0 +1,56 @@
+"""Ctrl-C ends the program in any phase, with one line and exit status 130."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+GRACE_S = 5.0  # for threads to end and files to be closed
+
+
+class Interrupts:
+    """While entered, SIGINT raises KeyboardInterrupt and is remembered.
+
+    Remembering matters because KeyboardInterrupt does not always arrive: an import cut in half surfaces as ImportError,
+    Lightning turns it into SystemExit, and a bare `except` swallows it. A second Ctrl-C, or GRACE_S without an end,
+    leaves at once.
+    """
+
+    def __init__(self) -> None:
+        self.happened = False
+        self.told = False  # the one line has been printed
+        self._before: Any = None
+        self._in_main_thread = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> Interrupts:
+        if self._in_main_thread:  # Python delivers signals nowhere else
+            self._before = signal.signal(signal.SIGINT, self._on_sigint)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # After an interruption the handler stays: a further Ctrl-C while threads end must not print a traceback.
+        if self._in_main_thread and not self.happened:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _on_sigint(self, number: int, frame: FrameType | None) -> None:
+        if self.happened:
+            self._leave()
+        self.happened = True
+        # What is torn down half-way (destructors, callbacks) reports here; it is no news after Ctrl-C.
+        sys.unraisablehook = lambda _: None
+        threading.excepthook = lambda _: None
+        timer = threading.Timer(GRACE_S, self._leave)
+        timer.daemon = True
+        timer.start()
+        raise KeyboardInterrupt
+
+    def _leave(self) -> None:
+        if not self.told:
+            os.write(2, b"vismmoe: interrupted.\n")
+        os._exit(130)

@@ -1,0 +1,161 @@
+"""Where one request's Session looks into and changes a stock transformers model: forward hooks, no subclassing.
+
+Compression (VisMMoE §4.1) works by pre-hooks: the first decoder layer after the prefix drops rows of the hidden
+states; it and all deeper ones take the rows of the rotary embeddings and of the mask that are left. The KV cache's
+length is read from layer 0, which holds the whole prompt, so decode positions stay right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vismmoe.models.catalogue import Family
+from vismmoe.models.saliency import received_attention
+
+
+class Observer(Protocol):
+    """What a request's Session offers to the hooks."""
+
+    wants_saliency: bool
+    prompt_tokens: int
+
+    def begin_vision(self) -> None: ...
+    def end_vision(self) -> None: ...
+    def see_saliency(self, received: Tensor) -> None:
+        """(N,) attention received by each visual token of the request."""
+
+    def begin_forward(self, embeds: Tensor) -> None:
+        """(1, T, H) what the decoder receives in this forward."""
+
+    def end_forward(self) -> None: ...
+    def compress(self) -> None:
+        """The prefix has run: decide on the kept tokens, once a request."""
+
+    def kept(self) -> Tensor | None:
+        """(M,) int64 ascending prompt positions that deeper layers see; None: all of them."""
+
+    def kept_visual(self) -> Tensor | None:
+        """(K,) int64 ascending indices of the kept ones among the visual tokens."""
+
+
+class StackHooks:
+    """Installs the hooks once; each does nothing while `current()` is None."""
+
+    def __init__(self, model: nn.Module, family: Family, boundary: int, current: Callable[[], Observer | None]) -> None:
+        """boundary: first decoder layer that sees only the kept tokens."""
+        self._current = current
+        self._boundary = boundary
+        self._deepstack: tuple[Tensor, list[Tensor]] | None = None  # what is still to be added after the boundary
+        self._install(model, family)
+
+    def _install(self, model: nn.Module, family: Family) -> None:
+        vision = model.get_submodule(family.vision)
+        blocks: Any = model.get_submodule(family.vision_blocks)
+        self._merge_unit = int(vision.spatial_merge_size) ** 2  # type: ignore[arg-type]
+        vision.register_forward_pre_hook(self._before_vision)
+        vision.register_forward_hook(self._after_vision)
+        blocks[family.saliency_block].attn.register_forward_pre_hook(self._at_vision_attention, with_kwargs=True)
+        model.get_submodule(family.decoder).register_forward_pre_hook(self._before_decoder, with_kwargs=True)
+        model.register_forward_hook(self._after_model)
+        layers: Any = model.get_submodule(family.layers)
+        for index in range(self._boundary, len(layers)):
+            layers[index].register_forward_pre_hook(self._before_layer(index), with_kwargs=True)
+            layers[index].register_forward_hook(self._after_layer(index))
+
+    def _before_vision(self, module: nn.Module, args: Any) -> None:
+        if (session := self._current()) is not None:
+            session.begin_vision()
+
+    def _after_vision(self, module: nn.Module, args: Any, output: Any) -> None:
+        if (session := self._current()) is not None:
+            session.end_vision()
+
+    def _at_vision_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        session = self._current()
+        if session is None or not session.wants_saliency:
+            return
+        hidden = args[0] if args else kwargs["hidden_states"]
+        positions = kwargs["position_embeddings"]
+        session.see_saliency(received_attention(module, hidden, kwargs["cu_seqlens"], positions, self._merge_unit))
+
+    def _before_decoder(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        session = self._current()
+        self._deepstack = None
+        if session is None:
+            return None
+        session.begin_forward(kwargs["inputs_embeds"])
+        embeds = kwargs.get("deepstack_visual_embeds")
+        if embeds is None or len(embeds) <= self._boundary:
+            return None
+        # DeepStack reaches past the prefix: the model adds up to the boundary, we add the rest to the kept rows.
+        self._deepstack = (kwargs["visual_pos_masks"], list(embeds))
+        return args, {**kwargs, "deepstack_visual_embeds": list(embeds[: self._boundary])}
+
+    def _after_model(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._deepstack = None
+        if (session := self._current()) is not None:
+            session.end_forward()
+
+    def _before_layer(self, index: int) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            session = self._current()
+            if session is None:
+                return None
+            if index == self._boundary:
+                session.compress()
+            kept = session.kept()
+            if kept is None:
+                return None
+            hidden = args[0] if args else kwargs.pop("hidden_states")
+            if index == self._boundary and hidden.shape[1] > 1:
+                hidden = hidden[:, kept]
+            return (hidden, *args[1:]), pruned_kwargs(kwargs, kept, session.prompt_tokens)
+
+        return hook
+
+    def _after_layer(self, index: int) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+            session = self._current()
+            if session is None or self._deepstack is None or index >= len(self._deepstack[1]):
+                return None
+            mask, embeds = self._deepstack
+            return add_deepstack(output, mask, embeds[index], session.kept(), session.kept_visual())
+
+        return hook
+
+
+def pruned_kwargs(kwargs: dict[str, Any], kept: Tensor, prompt_tokens: int) -> dict[str, Any]:
+    """The layer's keyword arguments for the kept tokens: rotary (cos, sin) (1, T, d), positions (1, T), mask.
+
+    A decoded token keeps its own; only the mask's columns, one per cached token, are fewer.
+    """
+    out = dict(kwargs)
+    cos, sin = kwargs["position_embeddings"]
+    prefill = cos.shape[1] > 1
+    if prefill:
+        out["position_embeddings"] = (cos[:, kept], sin[:, kept])
+        if kwargs.get("position_ids") is not None:
+            out["position_ids"] = kwargs["position_ids"][:, kept]
+    mask = kwargs.get("attention_mask")
+    if mask is not None:
+        rows = mask[:, :, kept] if prefill else mask
+        out["attention_mask"] = torch.cat((rows[..., kept], rows[..., prompt_tokens:]), dim=-1)
+    return out
+
+
+def add_deepstack(
+    hidden: Tensor, mask: Tensor, embeds: Tensor, kept: Tensor | None, kept_visual: Tensor | None
+) -> Tensor:
+    """What the model does after its first layers, for rows that compression left.
+
+    hidden: (1, M, H); mask: (1, T) visual positions of the prompt; embeds: (N, H) DeepStack features.
+    """
+    rows = mask if kept is None else mask[:, kept]
+    features = embeds if kept_visual is None else embeds[kept_visual]
+    out = hidden.clone()
+    out[rows] = out[rows] + features.to(out.dtype)
+    return out

@@ -1,0 +1,95 @@
+"""Loads a checkpoint into its transformers model: everything but the routed experts, one tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vismmoe.errors import CheckpointError
+from vismmoe.models.catalogue import Family
+from vismmoe.models.checkpoint import Checkpoint
+from vismmoe.models.skeleton import build_skeleton, experts_modules
+
+EXPERTS_IMPLEMENTATION = "vismmoe"
+RUNNER = "_vismmoe_runner"  # attribute of each experts module: what its calls are handed to
+ExpertsRunner = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
+REQUIRED_FLAGS = {"has_bias": False, "has_gate": True, "has_post_expert_norm": False, "is_transposed": False}
+
+
+def load_model(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The model in eval mode on `device`, parameters in `dtype`; routed experts stay on the meta device.
+
+    Memory beyond the model's own: one tensor of the checkpoint at a time.
+    """
+    model = build_skeleton(checkpoint.config, checkpoint.family)
+    for name, entry in checkpoint.backbone.items():
+        held = entry.read().to(device=device, dtype=dtype)
+        _assign(model, name, nn.Parameter(held, requires_grad=False))
+    for name, source in checkpoint.tied.items():
+        _assign(model, name, model.get_parameter(source))
+    for module in model.modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[key] = buffer.to(device)
+    return model
+
+
+def route_experts(model: nn.Module, family: Family, runner_of: Callable[[int], ExpertsRunner]) -> None:
+    """Hand the experts' call of every MoE layer l to `runner_of(l)`; refuses experts whose arithmetic is not run."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register(EXPERTS_IMPLEMENTATION, run_experts)
+    for layer, module in experts_modules(model, family).items():
+        for flag, wanted in REQUIRED_FLAGS.items():
+            if getattr(module, flag, wanted) != wanted:
+                raise CheckpointError(
+                    f"the experts of {family.model_type} have {flag}={not wanted}, which is not built yet"
+                )
+        object.__setattr__(module, RUNNER, runner_of(layer))  # not a submodule, not a buffer
+    model.set_experts_implementation(EXPERTS_IMPLEMENTATION)  # type: ignore[operator]
+
+
+def run_experts(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """The registered experts function: stateless, the module says who runs it. Shapes (T, H), (T, k), (T, k)."""
+    runner: ExpertsRunner = getattr(module, RUNNER)
+    return runner(module, hidden, top_k_index, top_k_weights)
+
+
+def router_weights(model: nn.Module, checkpoint: Checkpoint) -> dict[int, Tensor]:
+    """Decoder layer -> its router's weight (E, H) in float32, on the model's device."""
+    return _per_layer(model, checkpoint, f"{checkpoint.family.router}.weight")
+
+
+def moe_norm_weights(model: nn.Module, checkpoint: Checkpoint) -> dict[int, Tensor]:
+    """Decoder layer -> weight (H,) in float32 of the norm whose output is the MoE input."""
+    return _per_layer(model, checkpoint, f"{checkpoint.family.moe_norm}.weight")
+
+
+def load_processor(folder: Path) -> Any:
+    """The checkpoint's processor (images and text); CheckpointError when the folder has none that works."""
+    from transformers import AutoProcessor
+
+    try:
+        return AutoProcessor.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # transformers raises whatever it meets on the way
+        raise CheckpointError(f"the processor in {folder} cannot be loaded ({error})") from error
+
+
+def _per_layer(model: nn.Module, checkpoint: Checkpoint, path: str) -> dict[int, Tensor]:
+    return {
+        layer: model.get_parameter(f"{checkpoint.family.layers}.{layer}.{path}").detach().float()
+        for layer in checkpoint.spec.moe_layers
+    }
+
+
+def _assign(model: nn.Module, name: str, value: nn.Parameter) -> None:
+    parent, _, leaf = name.rpartition(".")
+    owner = model.get_submodule(parent)
+    if leaf in owner._buffers:
+        owner._buffers[leaf] = value.data
+    else:
+        owner._parameters[leaf] = value

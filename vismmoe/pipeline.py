@@ -1,0 +1,180 @@
+"""What happens at an MoE layer: fetch what is missing, foresee, prefetch, run, expire (VisMMoE §4.3).
+
+Experts of the pinned layers are always there. Deeper layers share a few slabs: what the router asks for is fetched
+(demand first, what is resident runs meanwhile), in waves when the slabs are fewer than the experts, and what the
+predictor foresees is copied beside the computation. The order in which experts arrive never changes a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vismmoe.demand import LayerDemand
+from vismmoe.experts.cache import ExpertCache
+from vismmoe.experts.plan import MemoryPlan
+from vismmoe.experts.slabs import SlabPool
+from vismmoe.experts.store import DirectIO, ExpertStore
+from vismmoe.experts.transfers import CpuTransfers, CudaTransfers
+from vismmoe.models.arithmetic import LayerSum, read_demand
+from vismmoe.prefetch import Prefetcher, Watchdog
+from vismmoe.session import Session
+from vismmoe.types import ExpertId, ExpertLayout, LayerState, ModelSpec, Predictor
+
+Watcher = Callable[[Session, LayerState, Tensor, Tensor], None]  # recording: after a router, with indices and weights
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """How experts are read and foreseen."""
+
+    host_bytes: int = 0
+    direct_io: DirectIO = "auto"
+    readers: int = 1
+    prefetch: bool = True
+    lookahead_top: int = 20  # B: experts foreseen after each decoded layer, at most
+
+
+class ExpertPipeline:
+    """One per engine; owns cache, transfers, slabs and pinned weights. To be used by one thread at a time.
+
+    Counting, per phase: an access is one distinct expert that one forward of a deeper layer needs. It is a *hit* when
+    its slab is filled or a prefetch into it is under way; the wait that remains goes to stall_ms. Everything else is a
+    *demand load*. bytes_loaded counts what was copied into slabs, on demand or ahead, whether from disk or from host
+    copies; a prefetch that was dropped from the queue before it began counts neither as prefetched nor in bytes.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layout: ExpertLayout,
+        plan: MemoryPlan,
+        options: PipelineOptions,
+        *,
+        device: torch.device,
+        predictor: Predictor | None = None,
+    ) -> None:
+        """Reads the pinned experts. CheckpointError when they cannot be read."""
+        self.spec = spec
+        self.plan = plan
+        self.watcher: Watcher | None = None
+        self._layout = layout
+        self._options = options
+        self._device = device
+        self._predictor = predictor if options.prefetch else None
+        self._watchdog = Watchdog(options.lookahead_top)
+        self._pinned = spec.moe_layers[: plan.pinned_layers]
+        self._pinned_slots = {
+            ExpertId(layer, expert): row * spec.num_experts + expert
+            for row, layer in enumerate(self._pinned)
+            for expert in range(spec.num_experts)
+        }
+        self._store = ExpertStore.open(layout, options.host_bytes, options.direct_io)
+        try:
+            self._pinned_pool = SlabPool(len(self._pinned_slots), layout, device)
+            self._load_pinned()
+            self._slabs = SlabPool(plan.slabs, layout, device)
+            self._start()
+        except BaseException:
+            self._store.close()
+            raise
+
+    def run_layer(
+        self,
+        session: Session,
+        module: nn.Module,
+        layer: int,
+        hidden: Tensor,
+        top_k_index: Tensor,
+        top_k_weights: Tensor,
+    ) -> Tensor:
+        """Output (T, H) of the routed experts of decoder layer `layer`; hidden (T, H), choices and weights (T, k)."""
+        if layer == self.spec.moe_layers[0]:
+            self._cache.begin_step()
+        demand = read_demand(top_k_index)
+        work = LayerSum(module, hidden, top_k_weights, demand)
+        state = session.see_routing(layer, hidden, top_k_index, top_k_weights, demand)
+        if self.watcher is not None:
+            self.watcher(session, state, top_k_index, top_k_weights)
+        needed = [ExpertId(layer, expert) for expert in demand.experts]
+        if layer in self._pinned:
+            self._prefetcher.start(session, self._prefetcher.foresee(session, state))
+            for expert in needed:
+                work.run(expert.expert, self._pinned_pool.weights(self._pinned_slots[expert]))
+        else:
+            self._run_streamed(session, state, needed, work)
+        return work.total()
+
+    def _run_streamed(self, session: Session, state: LayerState, needed: list[ExpertId], work: LayerSum) -> None:
+        self._prefetcher.settle(session)
+        on_the_way = LayerDemand(needed, session, self._cache, self._transfers, self._prefetcher)
+        foreseen = self._prefetcher.foresee(session, state)  # while the first reads go on
+        self._prefetcher.start(session, foreseen)
+        for expert, slot in on_the_way.arrivals():
+            work.run(expert.expert, self._slabs.weights(slot))
+        self._cache.expire_layer(state.layer)
+        if session.phase == "prefill" or self.plan.slabs < self.plan.cycle_slabs:
+            self._cache.begin_step()  # slabs do not hold a whole step: what earlier layers loaded may go
+        self._prefetcher.start(session, foreseen)  # into the slabs that this layer no longer needs
+
+    # -- lifetime -------------------------------------------------------------------------------------------------
+    @property
+    def evictions(self) -> int:
+        """Since the engine began, or since the last recover()."""
+        return self._cache.evictions
+
+    @property
+    def fallbacks(self) -> list[str]:
+        """What was asked for and is done differently, each said once."""
+        return [*self._store.fallbacks, *self._transfers.fallbacks, *self._watchdog.notes]
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of experts that are held in host memory now."""
+        return self._store.host_experts * self._layout.expert_bytes
+
+    def begin_request(self) -> None:
+        """Guesses of an earlier request are no longer counted; what is resident stays."""
+        self._prefetcher.begin_request()
+
+    def recover(self) -> None:
+        """After a forward that ended in an error: forget the cache, which may hold half of a layer."""
+        self._transfers.close()
+        self._start()
+
+    def close(self) -> None:
+        """Join the readers and close the files. Twice is harmless."""
+        self._transfers.close()
+        self._store.close()
+
+    def _start(self) -> None:
+        """An empty cache and idle readers."""
+        kind = CudaTransfers if self._device.type == "cuda" else CpuTransfers
+        self._cache = ExpertCache(self.plan.slabs, reserve=self.spec.top_k)
+        self._transfers = kind(self._store, self._slabs, self._options.readers)
+        self._prefetcher = Prefetcher(
+            self.spec,
+            self.plan.pinned_layers,
+            self._predictor,
+            self._watchdog,
+            self._cache,
+            self._transfers,
+            self._layout.expert_bytes,
+        )
+
+    def _load_pinned(self) -> None:
+        """Pinned experts need no copies in host memory: keep=False."""
+        if not self._pinned_slots:
+            return
+        if self._device.type == "cpu":
+            pool = self._pinned_pool
+            items = [(expert, pool.buffer(slot)) for expert, slot in self._pinned_slots.items()]
+            self._store.read_batch(items, keep=False)
+            return
+        staging = torch.empty(self._layout.expert_bytes, dtype=torch.uint8)
+        for expert, slot in self._pinned_slots.items():
+            self._store.read_into(expert, staging, keep=False)
+            self._pinned_pool.bytes(slot).copy_(staging)

@@ -1,0 +1,77 @@
+"""Where a checkpoint's parts go under a budget, decided from headers alone, before anything is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vismmoe.config import ModelConfig, PlanConfig, resolve_model
+from vismmoe.errors import BudgetError
+from vismmoe.experts.plan import MemoryPlan, plan_memory
+from vismmoe.models.catalogue import default_prefix_layers
+from vismmoe.models.checkpoint import Checkpoint, open_checkpoint
+from vismmoe.models.dtypes import resolve_device, resolve_dtype
+from vismmoe.models.footprint import model_bytes, request_activations
+from vismmoe.types import ModelBytes
+
+IMAGE_SIZE: tuple[int, int] = (256, 256)  # width, height in pixels; as `vismmoe plan` assumes unless told otherwise
+CONTEXT_TOKENS = 1024
+
+
+def plan_for(config: PlanConfig) -> MemoryPlan:
+    """What goes where for the asked image size and context. Raises CheckpointError, BudgetError, UsageError."""
+    checkpoint = open_checkpoint(resolve_model(config.model))
+    return plan_checkpoint(checkpoint, config, config.image_size, config.context)
+
+
+def plan_checkpoint(
+    checkpoint: Checkpoint, config: ModelConfig, image_size: tuple[int, int], context_tokens: int
+) -> MemoryPlan:
+    """The same for an opened checkpoint. image_size: (width, height) in pixels of all images together."""
+    return plan_memory(
+        sizes_of(checkpoint, config, image_size, context_tokens),
+        device_budget_bytes=config.device_memory,
+        host_budget_bytes=config.host_memory,
+        prefix_layers=prefix_layers(checkpoint, config),
+        context_tokens=context_tokens,
+    )
+
+
+def sizes_of(
+    checkpoint: Checkpoint, config: ModelConfig, image_size: tuple[int, int], context_tokens: int
+) -> ModelBytes:
+    """Bytes of the model's parts in the arithmetic's number format."""
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.compute_dtype, checkpoint.layout.dtype, device)
+    return model_bytes(
+        checkpoint, image_size=image_size, compute_dtype=dtype, context_tokens=context_tokens, readers=config.readers
+    )
+
+
+def prefix_layers(checkpoint: Checkpoint, config: ModelConfig) -> int:
+    """MoE layers at the front that see all visual tokens; at most all of them."""
+    layers = len(checkpoint.spec.moe_layers)
+    if config.prefix_layers is not None:
+        return min(config.prefix_layers, layers)
+    return default_prefix_layers(checkpoint.family, layers)
+
+
+def check_request(
+    plan: MemoryPlan, sizes: ModelBytes, checkpoint: Checkpoint, config: ModelConfig, *, visual_tokens: int, tokens: int
+) -> None:
+    """BudgetError when a request of `tokens` tokens in all would need more than the device budget.
+
+    sizes: what the plan was made with. Only activations and the KV cache differ between requests.
+    """
+    if config.device_memory is None:
+        return
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.compute_dtype, checkpoint.layout.dtype, device)
+    asked = replace(sizes, activation_bytes=request_activations(checkpoint, visual_tokens, tokens, dtype))
+    growth = asked.activation_bytes - sizes.activation_bytes + sizes.kv_bytes_per_token * tokens - plan.planned["kv"]
+    needed = sum(plan.planned.values()) + growth
+    if growth > 0 and needed > config.device_memory:
+        raise BudgetError(
+            f"this request has {visual_tokens} visual tokens and up to {tokens} tokens in all, for which the model "
+            f"would need {needed} bytes; --device-memory is {config.device_memory}. Give --device-memory {needed}, "
+            "a smaller image, or a smaller --max-new-tokens"
+        )

@@ -1,0 +1,206 @@
+"""The learned predictor (VisMMoE §2): the network, its loss, and the serving object around it.
+
+Two networks share one trunk, the published MLP (Linear, BatchNorm, ReLU, Dropout, twice):
+
+- `published`: the trunk and one linear head, one score per expert id or one row per distance.
+- `guided` (ours): for each layer l and distance d the next gate's log share, plus the drift that a low-rank map of that
+  layer reads from the token state (how the logits change between layer l and layer l+d), plus the softened history of
+  layer l+d, plus a bias, plus that layer's head on the trunk, which starts at zero: training starts from next gate.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vismmoe.predictors.features import (
+    PredictorInputs,
+    feature_count,
+    gate_evidence,
+    history_evidence,
+    inputs_from_state,
+    trunk_features,
+)
+from vismmoe.predictors.next_gate import NextGate
+from vismmoe.predictors.options import PredictorConfig
+from vismmoe.types import LayerState, ModelSpec
+
+
+class LookaheadNet(nn.Module):
+    """Scores of the next W layers as logits. `folded`: the exported form, BatchNorm inside the linear layers."""
+
+    def __init__(self, config: PredictorConfig, spec: ModelSpec, folded: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self.layers, self.experts = len(spec.moe_layers), spec.num_experts
+        features = feature_count(config, self.layers, self.experts, spec.hidden_size)
+        self.input_mean = nn.Buffer(torch.zeros(features))
+        self.input_scale = nn.Buffer(torch.ones(features))
+        first, second = config.hidden_sizes
+        self.trunk = nn.Sequential(*_block(features, first, config, folded), *_block(first, second, config, folded))
+        rows = config.window if config.head == "per-distance" else 1
+        guided = config.network == "guided"
+        self.guide = Guide(config, spec) if guided else None
+        self.head = None if guided else nn.Linear(second, rows * self.experts)
+
+    def standardise(self, inputs: PredictorInputs) -> None:
+        """Set the input scaling from training rows, so that no feature drowns the others."""
+        x = trunk_features(inputs, self.config, self.layers)
+        self.input_mean.copy_(x.mean(0))
+        self.input_scale.copy_(1.0 / x.std(0, correction=0).clamp(min=1e-3))
+        if self.guide is not None:
+            self.guide.token_mean.copy_(inputs.token.mean(0))
+            self.guide.token_scale.copy_(1.0 / inputs.token.std(0, correction=0).clamp(min=1e-3))
+
+    def forward(self, inputs: PredictorInputs) -> Tensor:
+        """(B, W, E) logits; a single head gives (B, 1, E), the same scores for every distance."""
+        x = (trunk_features(inputs, self.config, self.layers) - self.input_mean) * self.input_scale
+        z = self.trunk(x)
+        if self.guide is not None:
+            return cast(Tensor, self.guide(z, inputs))
+        assert self.head is not None
+        return cast(Tensor, self.head(z)).view(len(z), -1, self.experts)
+
+    def folded_weights(self) -> dict[str, Tensor]:
+        """State of the exported form: each BatchNorm folded into the linear layer before it (float32, CPU)."""
+        state = {name: value.detach().float().cpu().clone() for name, value in self.state_dict().items()}
+        linears = [module for module in self.trunk if isinstance(module, nn.Linear)]
+        norms = [module for module in self.trunk if isinstance(module, nn.BatchNorm1d)]
+        kept = {name: value for name, value in state.items() if not name.startswith("trunk.")}
+        for index, (linear, norm) in enumerate(zip(linears, norms, strict=True)):
+            weight, bias = _fold(linear, norm)
+            kept |= {f"trunk.{2 * index}.weight": weight, f"trunk.{2 * index}.bias": bias}
+        return kept
+
+
+class Guide(nn.Module):
+    """The per-layer half of the guided network: evidence from next gate and history, and a learned drift."""
+
+    def __init__(self, config: PredictorConfig, spec: ModelSpec) -> None:
+        super().__init__()
+        layers, experts, window, hidden = len(spec.moe_layers), spec.num_experts, config.window, spec.hidden_size
+        self.window = window
+        self.use_gate = config.use_next_gate
+        self.use_token = config.use_token_state
+        self.token_mean = nn.Buffer(torch.zeros(hidden))
+        self.token_scale = nn.Buffer(torch.ones(hidden))
+        # first axis: prefill (0) and decode (1), whose evidence means different things
+        self.gate_scale = nn.Parameter(torch.ones(2, layers, window))
+        self.history_scale = nn.Parameter(torch.full((2, layers, window), 0.1))
+        self.drift_scale = nn.Parameter(torch.tensor([0.0, 1.0]).view(2, 1, 1).expand(2, layers, window).clone())
+        prior = spec.top_k / spec.num_experts
+        self.bias = nn.Parameter(torch.full((2, layers, window, experts), prior).logit())
+        self.out = nn.Parameter(torch.zeros(layers, config.hidden_sizes[1], window * experts))
+        if self.use_token:
+            self.down = nn.Parameter(torch.randn(layers, hidden, config.rank) / hidden**0.5)
+            self.up = nn.Parameter(torch.zeros(layers, config.rank, window * experts))
+
+    def forward(self, z: Tensor, inputs: PredictorInputs) -> Tensor:
+        """z: (B, h2) from the trunk. Returns (B, W, E) logits."""
+        phase, row = inputs.decode.long(), inputs.row
+        out = self._of(self.bias, phase, row) + self._of(self.history_scale, phase, row) * history_evidence(inputs.ahead)
+        if self.use_gate:
+            out = out + self._of(self.gate_scale, phase, row) * gate_evidence(inputs.next_gate)
+        if self.use_token:
+            token = (inputs.token - self.token_mean) * self.token_scale
+            drift = per_layer(row, token, self.down, self.up).view_as(out)
+            out = out + self._of(self.drift_scale, phase, row) * drift
+        return out + per_layer(row, z, self.out).view_as(out)
+
+    def _of(self, table: Tensor, phase: Tensor, row: Tensor) -> Tensor:
+        """(2, L, W) or (2, L, W, E) -> (B, W, 1 or E), each call's own phase and layer."""
+        index = phase * table.shape[1] + row
+        return F.embedding(index, table.flatten(2).flatten(0, 1)).view(len(row), self.window, -1)
+
+
+def per_layer(row: Tensor, x: Tensor, *weights: Tensor) -> Tensor:
+    """x through the matrices of its own layer. row: (B,); x: (B, n); weights: (L, n, m), (L, m, o) ...: (B, o)."""
+    if len(x) == 1:  # serving: one call, one layer
+        for weight in weights:
+            x = x @ weight[int(row)]
+        return x
+    order = torch.argsort(row, stable=True)
+    present, sizes = torch.unique_consecutive(row[order], return_counts=True)
+    chosen = list(zip(*(weight.unbind() for weight in weights), strict=True))  # unbind: one gradient for all layers
+    outs = []
+    for layer, part in zip(present.tolist(), torch.split(x[order], sizes.tolist()), strict=True):
+        for weight in chosen[layer]:
+            part = part @ weight
+        outs.append(part)
+    return torch.cat(outs)[torch.argsort(order)]
+
+
+def lookahead_loss(logits: Tensor, active: Tensor, exists: Tensor, gamma: float) -> Tensor:
+    """Soft binary cross-entropy with distance decay (VisMMoE §2), a mean over what exists.
+
+    logits: (B, W, E) or (B, 1, E); active: (B, W, E) bool, e in E_{l+d}; exists: (B, W) bool, layer l+d exists.
+    One row for all distances: target g_e = max_d gamma^(d-1) 1[e in E_{l+d}]. One row per distance: row d has target
+    1[e in E_{l+d}] and weight gamma^(d-1).
+    """
+    decay = gamma ** torch.arange(active.shape[1], device=logits.device, dtype=torch.float32)
+    if logits.shape[1] == 1:
+        target = (active * exists.unsqueeze(-1) * decay.view(-1, 1)).amax(1, keepdim=True)
+        weight = exists.any(1, keepdim=True).float()
+    else:
+        target, weight = active.float(), decay * exists
+    losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1)
+    return (losses * weight).sum() / weight.sum().clamp(min=1e-9)
+
+
+class LookaheadPredictor:
+    """Implements types.Predictor with an exported network; `gate` is needed when the network asks for next gate."""
+
+    kind = "lookahead"
+
+    def __init__(self, net: LookaheadNet, spec: ModelSpec, gate: NextGate | None = None) -> None:
+        self.window = net.config.window
+        self.source: str | None = None  # where it came from, for the report
+        self.version: str | None = None
+        self._net = net.eval().requires_grad_(False)
+        self._rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
+        self._gate = gate
+        self._no_gate = torch.zeros(self.window, spec.num_experts)
+
+    @property
+    def needs_gate(self) -> bool:
+        """Whether `bind` must be called before `predict`."""
+        return self._net.config.use_next_gate and self._gate is None
+
+    def bind(self, gate: NextGate) -> None:
+        """Hand over the routers of the checkpoint that is now loaded."""
+        self._gate = gate
+
+    def predict(self, state: LayerState) -> Tensor:
+        """(W, E) float32 in [0, 1]; rows past the last MoE layer are zero."""
+        with torch.inference_mode():
+            row = self._rows[state.layer]
+            inputs = inputs_from_state(state, row, self._gate_masses(state))
+            scores = self._net(inputs)[0].sigmoid().expand(self.window, -1)
+            ahead = len(self._rows) - 1 - row
+            return scores if ahead >= self.window else F.pad(scores[:ahead], (0, 0, 0, self.window - ahead))
+
+    def _gate_masses(self, state: LayerState) -> Tensor:
+        if not self._net.config.use_next_gate:
+            return self._no_gate
+        if self._gate is None:
+            raise RuntimeError("this predictor uses next gate: call bind() with the checkpoint's routers first")
+        return self._gate.masses(state.layer, state.hidden, self.window)
+
+
+def _block(width: int, out: int, config: PredictorConfig, folded: bool) -> list[nn.Module]:
+    if folded:
+        return [nn.Linear(width, out), nn.ReLU()]
+    return [nn.Linear(width, out), nn.BatchNorm1d(out), nn.ReLU(), nn.Dropout(config.dropout)]
+
+
+def _fold(linear: nn.Linear, norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+    weight = linear.weight * scale.unsqueeze(1)
+    bias = (linear.bias - norm.running_mean) * scale + norm.bias
+    return weight.detach().float().cpu(), bias.detach().float().cpu()
+

@@ -1,0 +1,158 @@
+"""Loading ahead what a predictor foresees, and watching whether it is worth the bytes (VisMMoE §4.2, §4.3)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+
+from vismmoe.experts.cache import ExpertCache
+from vismmoe.experts.transfers import CpuTransfers, Ticket
+from vismmoe.session import Session
+from vismmoe.types import ExpertId, LayerState, ModelSpec, Phase, Predictor
+
+Foreseen = Mapping[ExpertId, float]  # expert -> priority, most urgent first
+
+
+class Watchdog:
+    """Turns prefetching down when most of it is wasted: on a busy link, useless copies delay useful ones.
+
+    Looks at decode only, where the list selects; in prefill it merely orders what nearly all is needed anyway.
+    """
+
+    SAMPLE = 200  # copies before judging
+    WORTH = 0.2  # share of copies that must be used
+
+    def __init__(self, top: int) -> None:
+        self.top = top  # experts foreseen after each decoded layer, at most
+        self.notes: list[str] = []
+        self._asked = top
+        self._issued = self._used = 0
+
+    def issued(self, count: int) -> None:
+        """`count` copies were started (or, negative, dropped before they began)."""
+        self._issued += count
+        if self._issued < self.SAMPLE:
+            return
+        if self._used < self.WORTH * self._issued and self.top > 1:
+            self.top //= 2
+            self.notes = [
+                f"Prefetching was turned down from {self._asked} to {self.top} experts a layer: less than "
+                f"{self.WORTH:.0%} of what was loaded ahead was used."
+            ]
+        self._issued = self._used = 0
+
+    def used(self) -> None:
+        self._used += 1
+
+
+class Prefetcher:
+    """Owns the guesses: experts that were loaded ahead and not used yet."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        first_deep: int,
+        predictor: Predictor | None,
+        watchdog: Watchdog,
+        cache: ExpertCache,
+        transfers: CpuTransfers,
+        expert_bytes: int,
+    ) -> None:
+        """first_deep: rank of the first MoE layer whose experts are not pinned. Without a predictor, or without slabs,
+        nothing is ever foreseen."""
+        self._spec = spec
+        self._rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
+        self._first_deep = first_deep
+        self._predictor = predictor if cache.slabs else None
+        self._watchdog = watchdog
+        self._cache = cache
+        self._transfers = transfers
+        self._expert_bytes = expert_bytes
+        self._guesses: dict[ExpertId, Phase] = {}  # -> phase that it was issued in
+
+    def foresee(self, session: Session, state: LayerState) -> Foreseen:
+        """Experts of the deeper layers ahead by predictor score: B of them in decode. In prefill demand is broad and the
+        list orders rather than selects: as many as one layer has."""
+        if self._predictor is None:
+            return {}
+        started = time.perf_counter()
+        row = self._rows[state.layer]
+        first = max(row + 1, self._first_deep)
+        layers = self._spec.moe_layers[first : row + 1 + self._predictor.window]
+        foreseen: dict[ExpertId, float] = {}
+        if layers:
+            scores = self._predictor.predict(state)[first - row - 1 :][: len(layers)]
+            limit = self._watchdog.top if state.phase == "decode" else self._spec.num_experts
+            best = scores.flatten().topk(min(limit, scores.numel()))
+            for value, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                if value == -math.inf:
+                    break  # the predictor's way to say "certainly not"
+                foreseen[ExpertId(layers[place // self._spec.num_experts], place % self._spec.num_experts)] = value
+        session.clock.predictor += (time.perf_counter() - started) * 1e3
+        return foreseen
+
+    def start(self, session: Session, foreseen: Foreseen) -> None:
+        """Start copies of what is foreseen and absent, most urgent first, as far as slabs may be taken; older guesses
+        that are not foreseen any more leave the queue."""
+        if self._predictor is None:
+            return
+        for expert in self._transfers.drop_stale(foreseen.__contains__):
+            self._forget(session, expert)
+        self._cache.prioritise(foreseen)
+        self._cache.protect(foreseen)
+        placed: list[tuple[ExpertId, int, float]] = []
+        for expert, priority in foreseen.items():
+            if expert in self._cache:
+                continue
+            placement = self._cache.speculate(expert, priority)
+            if placement is None:
+                break  # no room for this one, hence for none that is less urgent
+            self.evicted(placement.evicted)
+            self._guesses[expert] = session.phase
+            placed.append((expert, placement.slot, priority))
+        if not placed:
+            return
+        session.counting.prefetched += len(placed)
+        if session.phase == "decode":
+            self._watchdog.issued(len(placed))
+        self._transfers.speculate_batch(placed)
+
+    def settle(self, session: Session) -> None:
+        """Take note of copies that have finished."""
+        for ticket in self._transfers.drain():
+            if ticket.error is not None:
+                self._forget(session, ticket.expert)  # demand will meet the error again, if it is ever needed
+            else:
+                self.landed(session, ticket)
+
+    def landed(self, session: Session, ticket: Ticket) -> None:
+        """A copy, ahead or on demand, has filled its slab."""
+        self._cache.landed(ticket.expert)
+        session.counting.bytes_loaded += self._expert_bytes
+
+    def used(self, session: Session, expert: ExpertId) -> None:
+        """The expert was needed and has a slab: was it loaded ahead?"""
+        issued = self._guesses.pop(expert, None)
+        if issued is not None:
+            session.counters[issued].prefetched_used += 1
+            if issued == "decode":
+                self._watchdog.used()
+
+    def evicted(self, expert: ExpertId | None) -> None:
+        """The expert has lost its slab: if it was a guess, it was a wrong one."""
+        if expert is not None:
+            self._guesses.pop(expert, None)
+
+    def begin_request(self) -> None:
+        """Guesses of an earlier request are no longer counted; what is resident stays."""
+        self._guesses.clear()
+
+    def _forget(self, session: Session, expert: ExpertId) -> None:
+        """A copy was dropped before it began: it was never loaded."""
+        self._cache.forget(expert)
+        issued = self._guesses.pop(expert, None)
+        if issued is not None:
+            session.counters[issued].prefetched -= 1
+            if issued == "decode":
+                self._watchdog.issued(-1)

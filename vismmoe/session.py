@@ -1,0 +1,163 @@
+"""One request while it runs: what it has seen, kept and counted. Nothing of it outlives the request.
+
+The model's hooks tell it what happens (it is their Observer); the pipeline asks it for the predictor's view.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vismmoe.metrics import PhaseCounters
+from vismmoe.models.arithmetic import Demand
+from vismmoe.models.prompt import Prompt
+from vismmoe.models.saliency import scale_to_unit
+from vismmoe.predictors.features import advance_history
+from vismmoe.types import Compressor, LayerState, ModelSpec, Phase, VisualTokens
+
+
+@dataclass
+class Clock:
+    """Milliseconds of one request by what they were spent on; vision and compress are not part of prefill."""
+
+    vision: float = 0.0
+    compress: float = 0.0
+    predictor: float = 0.0
+    steps: list[float] = field(default_factory=list)  # one per forward, prefill first, from end to end
+    mark: float = 0.0  # start of the running forward
+    vision_mark: float = 0.0
+
+
+class Session:
+    """State of one request; implements vismmoe.models.hooks.Observer."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        prompt: Prompt,
+        *,
+        keep_count: int,
+        compressor: Compressor | None,
+        prefix: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        """keep_count: visual tokens that the layers after `prefix` (MoE layers) see; compressor None keeps all."""
+        self.spec = spec
+        self.prompt = prompt
+        self.prompt_tokens = prompt.tokens
+        self.keep_count = keep_count
+        self.wants_saliency = compressor is not None
+        self.counters: Mapping[Phase, PhaseCounters] = {"prefill": PhaseCounters(), "decode": PhaseCounters()}
+        self.clock = Clock(mark=time.perf_counter())
+        self.step = -1
+        self.embeddings: Tensor | None = None  # (N, H) visual embeddings as the decoder receives them
+        self.visual_summary = torch.zeros(spec.hidden_size, device=device)
+        self._compressor = compressor
+        self._prefix = tuple(prefix)
+        self._rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
+        self._device = device
+        self._visual = prompt.visual_positions.to(device)
+        self._deep_visual = self._visual  # rows of the visual tokens in what deeper layers see
+        self._history = torch.zeros(len(spec.moe_layers), spec.num_experts)
+        self._means: dict[int, Tensor] = {}
+        self._saliency: Tensor | None = None
+        self._choices: dict[int, tuple[Tensor, Tensor]] = {}
+        self._kept: Tensor | None = None
+        self._kept_visual: Tensor | None = None
+
+    @property
+    def phase(self) -> Phase:
+        return "prefill" if self.step <= 0 else "decode"
+
+    @property
+    def counting(self) -> PhaseCounters:
+        """Counters of the running phase."""
+        return self.counters[self.phase]
+
+    # -- told by the hooks ----------------------------------------------------------------------------------------
+    def begin_vision(self) -> None:
+        self.clock.vision_mark = time.perf_counter()
+
+    def end_vision(self) -> None:
+        self.clock.vision += (time.perf_counter() - self.clock.vision_mark) * 1e3
+
+    def see_saliency(self, received: Tensor) -> None:
+        self._saliency = scale_to_unit(received)
+
+    def begin_forward(self, embeds: Tensor) -> None:
+        self.step += 1
+        if self.step == 0 and len(self._visual):
+            self.embeddings = embeds[0, self._visual]
+            self.visual_summary = self.embeddings.float().mean(0)
+
+    def end_forward(self) -> None:
+        now = time.perf_counter()
+        self.clock.steps.append((now - self.clock.mark) * 1e3)
+        self.clock.mark = now
+
+    def compress(self) -> None:
+        """Choose the visual tokens that deeper layers see, in the prefill; drops no text token."""
+        if self._compressor is None or self.step != 0:
+            return
+        started = time.perf_counter()
+        visual = self.visual_tokens()
+        chosen = self._compressor.keep(visual, self.keep_count).to(self._device)
+        text = torch.ones(self.prompt.tokens, dtype=torch.bool, device=self._device)
+        text[self._visual] = False
+        seen = text.clone()
+        seen[self._visual[chosen]] = True
+        self._kept = seen.nonzero().squeeze(-1)
+        self._kept_visual = chosen
+        self._deep_visual = (~text[self._kept]).nonzero().squeeze(-1)
+        if len(chosen):
+            self.visual_summary = visual.embeddings[chosen].float().mean(0)
+        self.clock.compress += (time.perf_counter() - started) * 1e3
+
+    def kept(self) -> Tensor | None:
+        return self._kept
+
+    def kept_visual(self) -> Tensor | None:
+        return self._kept_visual
+
+    def visual_tokens(self) -> VisualTokens:
+        """All that a compressor may look at; the prefix must have run."""
+        if self.embeddings is None or self._saliency is None:
+            raise RuntimeError("the vision tower and the prefix have not run yet")
+        experts, weights = zip(*(self._choices[layer] for layer in self._prefix), strict=True)
+        return VisualTokens(
+            saliency=self._saliency,
+            embeddings=self.embeddings,
+            positions=self._visual,
+            image_index=self.prompt.image_index.to(self._device),
+            grid=self.prompt.grid,
+            prefix_experts=torch.stack(experts),
+            prefix_weights=torch.stack(weights),
+            num_experts=self.spec.num_experts,
+        )
+
+    # -- told and asked by the pipeline ---------------------------------------------------------------------------
+    def see_routing(
+        self, layer: int, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor, demand: Demand
+    ) -> LayerState:
+        """Take note of one router's choice; returns what a predictor may look at.
+
+        The layer's row of the history holds this forward already. Before the compressor has run (the prefix, in the
+        prefill) all visual tokens count as retained.
+        """
+        row = self._rows[layer]
+        counts = torch.zeros(self.spec.num_experts, dtype=torch.int32)
+        counts[list(demand.experts)] = torch.tensor(demand.counts, dtype=torch.int32)
+        self._history[row] = advance_history(self._history[row], counts, self.spec.top_k)
+        if self.phase == "prefill":
+            deep = self._kept is not None and layer not in self._prefix
+            rows = self._deep_visual if deep else self._visual
+            self._means[layer] = (
+                hidden[rows].float().mean(0) if len(rows) else hidden.new_zeros(hidden.shape[-1]).float()
+            )
+            if layer in self._prefix and self._compressor is not None:
+                self._choices[layer] = top_k_index[self._visual], top_k_weights[self._visual].float()
+        return LayerState(layer, self.phase, hidden, self._means[layer], self.visual_summary, self._history)

@@ -1,0 +1,66 @@
+"""From YAML files and flags to one config object: later files override earlier ones, flags override files.
+
+Reading is strict: an unknown key, a key written twice or a value of the wrong kind is a UsageError that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vismmoe.config import Config
+from vismmoe.errors import UsageError
+from vismmoe.schema import did_you_mean, options
+
+C = TypeVar("C", bound=Config)
+
+
+def build(config: type[C], files: Iterable[str] = (), flags: Mapping[str, Any] | None = None) -> C:
+    """The config that `files` (YAML, in order) and then `flags` (field name -> raw value) ask for."""
+    values: dict[str, Any] = {}
+    for file in files:
+        values.update(read_yaml(file, config))
+    for option in options(config):
+        if flags and option.name in flags:
+            values[option.name] = option.read(flags[option.name], option.flag)
+        elif option.required and option.name not in values:
+            raise UsageError(f"{option.flag} is missing: {option.doc[0].lower()}{option.doc[1:]}")
+    return config(**values)
+
+
+def read_yaml(file: str | Path, config: type[Config]) -> dict[str, Any]:
+    """Values of `file` as the fields of `config` want them."""
+    known = {option.name: option for option in options(config)}
+    values: dict[str, Any] = {}
+    for key, value in _load(Path(file)):
+        if key not in known:
+            raise UsageError(
+                f"{file}: unknown key {key!r}.{did_you_mean(str(key), known)} Known keys: {', '.join(sorted(known))}."
+            )
+        if key in values:
+            raise UsageError(f"{file}: the key {key!r} stands there twice; keep one.")
+        values[key] = known[key].read(value, f"{file}: {key}")
+    return values
+
+
+def _load(file: Path) -> list[tuple[Any, Any]]:
+    """Key-value pairs of the file in their order; a plain dict would hide keys that are written twice."""
+    import yaml
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"The config file {file} cannot be read: {reason}.") from None
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{file} is not valid YAML: {' '.join(str(error).split())}.") from None
+    if root is None:
+        return []
+    if not isinstance(root, yaml.MappingNode) or not isinstance(values, dict):
+        raise UsageError(f"{file} must hold `key: value` lines, such as `keep_ratio: 0.5`.")
+    keys = [key.value for key, _ in root.value]
+    return [(key, values.get(key)) for key in keys] if set(keys) == set(values) else list(values.items())
