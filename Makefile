@@ -29,4 +29,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 clean:  ## everything that the commands above made, except .venv and the reference model
-	rm -rf runs build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis mlflow.db mlruns tune.db
+	rm -rf runs dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .grimp_cache .hypothesis mlflow.db mlruns tune.db

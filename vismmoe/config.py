@@ -164,11 +164,11 @@ class TrainConfig(Config):
     """Give the predictor the state of the current token."""
     use_next_gate: bool = True
     """Give the predictor the scores of the next layers' routers on the present state."""
-    learning_rate: Positive = 1e-3
+    learning_rate: Positive = 3e-4
     """Step size of the optimiser."""
-    weight_decay: Weight = 1e-4
+    weight_decay: Weight = 1e-2
     """Weight decay of the optimiser."""
-    batch_size: Annotated[int, Within(2)] = 512
+    batch_size: Annotated[int, Within(2)] = 256
     """Rows a step."""
     max_epochs: Count = 30
     """Longest training, in passes over the logs."""
@@ -191,7 +191,7 @@ class TrainConfig(Config):
     tracking_uri: Annotated[str, Unit("URI")] | None = None
     """MLflow server or database; default: MLFLOW_TRACKING_URI, else mlflow.db in the working folder."""
     threads: Count | None = None
-    """CPU threads for arithmetic; default: as many as this process may use."""
+    """CPU threads for arithmetic; default: 1 for a small network, which more would only slow down."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,8 +23,9 @@ def guarded(who: str, body: Callable[[], int], debug: bool = False) -> int:
                 import traceback
 
                 traceback.print_exc()
-            interrupts.told = interrupts.happened
-            return _status(who, error, interrupts.happened)
+            if interrupts.happened or isinstance(error, KeyboardInterrupt):
+                return interrupts.tell()
+            return _status(who, error)
 
 
 def quieten() -> None:
@@ -38,9 +39,7 @@ def quieten() -> None:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
-def _status(who: str, error: BaseException, interrupted: bool) -> int:
-    if interrupted or isinstance(error, KeyboardInterrupt):
-        return _tell("vismmoe", "interrupted.", 130)
+def _status(who: str, error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):
         # Whoever read our output has gone; Python would complain again when it flushes at exit.
         with suppress(OSError, ValueError):

@@ -9,6 +9,8 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+LINE = "vismmoe: interrupted."
+STATUS = 130
 GRACE_S = 5.0  # for threads to end and files to be closed
 
 
@@ -22,7 +24,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.happened = False
-        self.told = False  # the one line has been printed
+        self._told = False
         self._before: Any = None
         self._in_main_thread = threading.current_thread() is threading.main_thread()
 
@@ -35,7 +37,7 @@ class Interrupts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # After an interruption the handler stays: a further Ctrl-C while threads end must not print a traceback.
-        if self._in_main_thread and not self.happened:
+        if self._in_main_thread and not self.happened and signal.getsignal(signal.SIGINT) == self._on_sigint:
             signal.signal(signal.SIGINT, self._before)
 
     def _on_sigint(self, number: int, frame: FrameType | None) -> None:
@@ -50,7 +52,14 @@ class Interrupts:
         timer.start()
         raise KeyboardInterrupt
 
+    def tell(self) -> int:
+        """Say so once; returns the exit status."""
+        if not self._told:
+            self._told = True
+            print(LINE, file=sys.stderr, flush=True)
+        return STATUS
+
     def _leave(self) -> None:
-        if not self.told:
-            os.write(2, b"vismmoe: interrupted.\n")
-        os._exit(130)
+        if not self._told:
+            os.write(2, f"{LINE}\n".encode())  # print() may be what was interrupted
+        os._exit(STATUS)

@@ -14,15 +14,20 @@ _PERIOD_V1 = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 
 
 class ResidentPeak:
-    """Growth of this process's resident memory since this object was made; 0 where the kernel does not tell."""
+    """How far this process's resident memory has grown at most since this object was made, in bytes.
+
+    Pages of program files (torch's libraries, as more of their code is used) are taken out: they are shared and the
+    kernel may drop them at any time. 0 where the kernel does not tell.
+    """
 
     def __init__(self) -> None:
         with suppress(OSError):
             _CLEAR_REFS.write_text("5")  # the kernel forgets earlier peaks of this process
-        self._start = _status_bytes("VmRSS")
+        self._start, self._files = _status_bytes("VmRSS"), _status_bytes("RssFile")
 
     def bytes(self) -> int:
-        return max(0, _status_bytes("VmHWM") - self._start)
+        files = max(0, _status_bytes("RssFile") - self._files)
+        return max(0, _status_bytes("VmHWM") - self._start - files)
 
 
 def usable_cpus() -> int:

@@ -94,6 +94,7 @@ class ExpertPipeline:
         """Output (T, H) of the routed experts of decoder layer `layer`; hidden (T, H), choices and weights (T, k)."""
         if layer == self.spec.moe_layers[0]:
             self._cache.begin_step()
+        self._prefetcher.settle(session)
         demand = read_demand(top_k_index)
         work = LayerSum(module, hidden, top_k_weights, demand)
         state = session.see_routing(layer, hidden, top_k_index, top_k_weights, demand)
@@ -109,7 +110,6 @@ class ExpertPipeline:
         return work.total()
 
     def _run_streamed(self, session: Session, state: LayerState, needed: list[ExpertId], work: LayerSum) -> None:
-        self._prefetcher.settle(session)
         on_the_way = LayerDemand(needed, session, self._cache, self._transfers, self._prefetcher)
         foreseen = self._prefetcher.foresee(session, state)  # while the first reads go on
         self._prefetcher.start(session, foreseen)

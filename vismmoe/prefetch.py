@@ -72,8 +72,10 @@ class Prefetcher:
         self._guesses: dict[ExpertId, Phase] = {}  # -> phase that it was issued in
 
     def foresee(self, session: Session, state: LayerState) -> Foreseen:
-        """Experts of the deeper layers ahead by predictor score: B of them in decode. In prefill demand is broad and the
-        list orders rather than selects: as many as one layer has."""
+        """Experts of the deeper layers ahead by predictor score: B of them in decode.
+
+        In prefill demand is broad and the list orders rather than selects: as many as one layer has.
+        """
         if self._predictor is None:
             return {}
         started = time.perf_counter()

@@ -64,8 +64,8 @@ class MemoryReport:
     """Planned bytes and the measured peak.
 
     On the CPU the device's peak is how far this process's resident memory has grown at most since the engine began to
-    load weights, host copies of experts taken out: weights, slabs, KV, activations, and what Python and torch allocate
-    on the way (code imported late, allocator reserves: some MB that no plan counts). Memory that an earlier engine of
+    load weights, host copies of experts and pages of program files taken out: weights, slabs, KV, activations, and what
+    Python, torch and its kernels allocate on the way (some MB that no plan counts). Memory that an earlier engine of
     the same process gave back to the allocator is not seen again. On CUDA it is what torch's allocator held at most.
     """
 

@@ -23,7 +23,7 @@ class ImaginedModel:
         self.spec = ModelSpec("imagined", layers, tuple(range(layers)), experts, top_k, hidden, 8, f"{seed:064x}")
         self._random = torch.Generator().manual_seed(seed)
         self._mix = [self._noise(hidden, hidden) / hidden**0.5 * 2 for _ in range(layers)]
-        self.routers = {layer: self._noise(experts, hidden) for layer in range(layers)}
+        self.routers = {layer: self._noise(experts, hidden) * 2 / hidden**0.5 for layer in range(layers)}
         self._gate = NextGate(self.spec, self.routers, window=4)
 
     def _noise(self, *shape: int) -> Tensor:

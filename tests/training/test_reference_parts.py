@@ -12,7 +12,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedT
 
 from vismmoe_training.reference.dialogue import IGNORED, DialogueEncoder, token_grid
 from vismmoe_training.reference.experts import grouped_experts
-from vismmoe_training.reference.pool import batches_of_like_size, build_pool, pixel_values, pool_scene
+from vismmoe_training.reference.pool import LABELS, batches_of_like_size, build_pool, pixel_values, pool_scene
 from vismmoe_training.reference.routing import RoutingMeter
 from vismmoe_training.reference.shape import (
     ReferenceShape,
@@ -21,8 +21,9 @@ from vismmoe_training.reference.shape import (
     build_processor,
     save_reference,
 )
+from vismmoe_training.reference.sheets import find_strips, sheet_batch
 from vismmoe_training.reference.tokenizer import build_tokenizer
-from vismmoe_training.reference.whole import decode, encode_pool
+from vismmoe_training.reference.whole import decode, encode_pool, imbalance_within, surprise
 from vismmoe_training.scenes import COLOUR_NAMES, KINDS, WORDS, SceneSpec, all_questions, draw_scene
 
 TINY = ReferenceShape(layers=3, experts=16, top_k=4, vision_layers=2, deepstack_layers=(0, 1))
@@ -96,6 +97,38 @@ def test_batches_of_like_size_hold_every_index_once() -> None:
     sizes = np.arange(100) % 7
     batches = list(batches_of_like_size(sizes, 8, np.random.default_rng(0), window=4))
     assert sorted(int(i) for batch in batches for i in batch) == list(range(100))
+
+
+def test_a_sheet_holds_the_text_of_its_strips() -> None:
+    pool = build_pool(24, 8, [SceneSpec(max_side_px=128, text_probability=1.0)], workers=1)
+    pixels, grids, labels = sheet_batch(pool, find_strips(pool), 2, np.random.default_rng(0))
+    assert grids.tolist() == [[1, 18, 16]] * 2
+    assert pixels.shape[0] == 2 * 18 * 16
+    assert labels.shape[1] == 2 * 9 * 8
+    written = labels[LABELS.index("text")].view(6, 3, 8)
+    assert all(len(strip[strip > 0].unique()) == 1 for strip in written)
+
+
+def test_the_outline_of_a_token_is_zero_exactly_where_it_shows_no_object() -> None:
+    pooled = pool_scene(4, SceneSpec())
+    shown = pooled.labels[LABELS.index("kind")] > 0
+    assert np.array_equal(pooled.outlines[:, -1] > 0, shown)
+    assert 0 < pooled.outlines[shown, :16].mean() < 1
+
+
+def test_balance_within_is_zero_for_even_routing_and_large_for_one_expert() -> None:
+    mask = torch.ones(2, 8, dtype=torch.bool)
+    even = torch.arange(16).view(16, 1) % 8
+    assert float(imbalance_within(torch.zeros(16, 8), even, mask)) == pytest.approx(0.0)
+    lonely = torch.full((16, 8), -20.0)
+    lonely[:, 3] = 20.0
+    assert float(imbalance_within(lonely, torch.full((16, 1), 3), mask)) == pytest.approx(7.0)
+
+
+def test_a_router_that_already_agrees_surprises_nobody() -> None:
+    logits, mask = torch.randn(5, 8), torch.ones(5, dtype=torch.bool)
+    assert float(surprise(2 * logits + 1, logits, mask)) == pytest.approx(0.0, abs=1e-5)
+    assert float(surprise(-logits, logits, mask)) == pytest.approx(2.0, abs=1e-5)
 
 
 def test_a_branch_among_many_gets_the_logits_of_a_request_of_its_own(tokenizer: PreTrainedTokenizerBase) -> None:

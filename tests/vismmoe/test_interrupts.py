@@ -68,13 +68,21 @@ def plan(config, results):
 """
 
 
-@pytest.mark.parametrize(
-    "body",
-    [WAITING, HALF_AN_IMPORT, LIGHTNING, SWALLOWED, STUBBORN_THREAD, DESTRUCTOR],
-    ids=["waiting", "half an import", "turned into an exit", "swallowed", "a thread that stays", "a noisy destructor"],
-)
-def test_ctrl_c_ends_with_status_130_and_one_line(body: str) -> None:
-    code = START + body + END
+HALF_OF_OURS = """
+import sys, time
+from types import ModuleType
+class Slow(ModuleType):
+    def __getattr__(self, name):
+        print("ready", flush=True)
+        time.sleep(20)
+sys.modules["vismmoe.cli"] = Slow("vismmoe.cli")
+from vismmoe.__main__ import main
+sys.exit(main())
+"""
+
+
+def interrupted(code: str) -> tuple[int, str]:
+    """Exit status and stderr of a program that gets SIGINT once it has said `ready`."""
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -82,8 +90,20 @@ def test_ctrl_c_ends_with_status_130_and_one_line(body: str) -> None:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert err.splitlines() == ["vismmoe: interrupted."]
+    return process.returncode, err
+
+
+@pytest.mark.parametrize(
+    "body",
+    [WAITING, HALF_AN_IMPORT, LIGHTNING, SWALLOWED, STUBBORN_THREAD, DESTRUCTOR],
+    ids=["waiting", "half an import", "turned into an exit", "swallowed", "a thread that stays", "a noisy destructor"],
+)
+def test_ctrl_c_ends_with_status_130_and_one_line(body: str) -> None:
+    assert interrupted(START + body + END) == (130, "vismmoe: interrupted.\n")
+
+
+def test_ctrl_c_while_the_command_line_itself_is_imported_ends_the_same_way() -> None:
+    assert interrupted(HALF_OF_OURS) == (130, "vismmoe: interrupted.\n")
 
 
 def test_the_former_handler_is_back_after_a_command_that_ended_well() -> None:

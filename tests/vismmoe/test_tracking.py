@@ -28,7 +28,7 @@ def test_the_flag_goes_before_the_environment(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("uri", ["file:///tmp/mlruns", "mlruns", "/tmp/mlruns", "./mlruns", "databricks"])
 def test_plain_files_hold_no_registry_and_the_way_out_is_told(uri: str) -> None:
-    with pytest.raises(UsageError, match="sqlite:///mlflow.db"):
+    with pytest.raises(UsageError, match=r"sqlite:///mlflow\.db"):
         tracking_uri(uri)
 
 

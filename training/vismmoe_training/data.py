@@ -85,11 +85,12 @@ class RowTable(Dataset[Batch]):
 
     def drift(self, rows: Tensor) -> Tensor:
         """(B, W, E) float32: change of the log share of each expert from what next gate saw to what layer l+d's own
-        router then saw, centred over experts; zeros where there is no such layer. Means something for one token only.
+        router then saw, centred over experts; zeros where there is no such layer.
         """
         exists = (self.target[rows] >= 0).unsqueeze(-1)
-        seen = gate_evidence(_gather(self._traces.own_gate, self.target[rows]))
-        change = seen - gate_evidence(self._traces.next_gate[rows, : self.window] * exists)
+        decode = self._traces.decode[rows]
+        seen = gate_evidence(_gather(self._traces.own_gate, self.target[rows]), decode)
+        change = seen - gate_evidence(self._traces.next_gate[rows, : self.window] * exists, decode)
         return (change - change.mean(-1, keepdim=True)) * exists
 
     def mass(self, rows: Tensor) -> Tensor:
@@ -158,6 +159,9 @@ class LookaheadData(LightningDataModule):
     def val_dataloader(self) -> DataLoader[Batch]:
         return _loader(self.table, EpochBatches(self.rows["val"], 4 * self._batch_size))
 
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        return batch  # rows are gathered where the network is; Lightning cannot look into frozen dataclasses
+
     def batches(self, split: Split) -> Iterator[tuple[Tensor, Batch]]:
         """Rows of one side in order, with their row numbers."""
         for rows in EpochBatches(self.rows[split], 4 * self._batch_size):
@@ -180,10 +184,12 @@ class EpochBatches(Sampler[Tensor]):
         return len(self._split(self._rows))
 
     def __iter__(self) -> Iterator[Tensor]:
-        if self._seed is None:
-            return iter(self._split(self._rows))
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._epoch)
-        return iter(self._split(self._rows[torch.randperm(len(self._rows), generator=generator)]))
+        # A generator on purpose: after a resume Lightning asks for the iterator first and calls set_epoch then.
+        rows = self._rows
+        if self._seed is not None:
+            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._epoch)
+            rows = rows[torch.randperm(len(rows), generator=generator)]
+        yield from self._split(rows)
 
     def _split(self, rows: Tensor) -> list[Tensor]:
         parts = list(torch.split(rows, self._batch_size))

@@ -50,7 +50,7 @@ class Scale:
     epochs: int
 
 
-FULL = Scale(images=200, questions=48, epochs=30)
+FULL = Scale(images=160, questions=40, epochs=30)
 REDUCED = Scale(images=24, questions=6, epochs=4)
 
 

@@ -17,6 +17,8 @@ from vismmoe_training.recall import HotRecall
 
 TOP = (10, 20, 30)  # the published k
 MONITOR = "val/recall20"
+FITTED = ("guide.down", "guide.up")  # set by the warm start from a dense target: the loss below only trims them
+FITTED_RATE = 0.01  # of the learning rate
 
 
 class LookaheadTrainer(LightningModule):
@@ -40,13 +42,9 @@ class LookaheadTrainer(LightningModule):
         self._gamma, self._rate, self._decay, self._seed = config.gamma, learning_rate, weight_decay, seed
         self._recalls = torch.nn.ModuleList([HotRecall(k, config.window) for k in TOP])
 
-    def on_train_epoch_start(self) -> None:
-        torch.manual_seed(self._seed * 1_000_003 + self.current_epoch)  # a resumed epoch drops the same units
-
-    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
-        return batch  # rows are gathered where the network is; Lightning cannot look into frozen dataclasses
-
     def training_step(self, batch: Batch, index: int) -> Tensor:
+        # a resumed training drops the same units; Lightning calls no epoch hook in the first epoch after a resume
+        torch.manual_seed(self._seed * 1_000_003 + self.global_step)
         loss = lookahead_loss(self.net(batch.inputs), batch.active, batch.exists, self._gamma)
         self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(batch.active), prog_bar=True)
         return loss
@@ -69,8 +67,12 @@ class LookaheadTrainer(LightningModule):
             recall.reset()
 
     def configure_optimizers(self) -> Any:
-        optimiser = torch.optim.AdamW(self.parameters(), lr=self._rate, weight_decay=self._decay)
-        epochs = self.trainer.max_epochs or 1
-        steps = max(int(self.trainer.estimated_stepping_batches), epochs)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, self._rate, total_steps=steps + 1, pct_start=0.1)
+        fitted = [p for name, p in self.net.named_parameters() if name in FITTED]
+        others = [p for name, p in self.net.named_parameters() if name not in FITTED]
+        rates = [self._rate, self._rate * FITTED_RATE]
+        groups = [{"params": p, "lr": rate} for p, rate in zip((others, fitted), rates, strict=True) if p]
+        optimiser = torch.optim.AdamW(groups, weight_decay=self._decay)
+        steps = max(int(self.trainer.estimated_stepping_batches), self.trainer.max_epochs or 1)
+        peaks = rates[: len(groups)]
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, peaks, total_steps=steps + 1, pct_start=0.1)
         return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -30,6 +30,9 @@ from vismmoe_training.data import LookaheadData, RowTable
 from vismmoe_training.evaluate_predictors import Recall, compare, recall_table, to_json, verdict
 from vismmoe_training.module import MONITOR, LookaheadTrainer
 from vismmoe_training.registry import ModelVersion, TrackedRun
+from vismmoe_training.warm_start import warm_start
+
+SMALL_WIDTH = 1024
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,7 @@ def train(config: TrainConfig) -> TrainSummary:
     """
     output = Path(config.output)
     check_replaceable(output)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.threads or _threads(predictor_config(config).hidden_sizes[0]))
     table = RowTable(read_traces(config.traces), config.window)
     data = LookaheadData(table, config.batch_size, config.val_fraction, config.test_fraction, config.seed)
     state = TrainingState(output.with_name(f"{output.name}.training"), _fixed_settings(config, data))
@@ -125,15 +127,16 @@ def fit(
     spec = data.table.spec
     module = LookaheadTrainer(options, spec, settings.learning_rate, settings.weight_decay, settings.seed)
     module.net.standardise(data.table.inputs(data.rows["train"]))
-    best = ModelCheckpoint(
-        state, "best", monitor=MONITOR, mode="max", save_last=True, enable_version_counter=False, save_top_k=1
-    )
+    if not resume:
+        warm_start(module.net, data)
+    best = ModelCheckpoint(state, "best", monitor=MONITOR, mode="max", enable_version_counter=False)
+    last = ModelCheckpoint(state, "last", save_on_train_epoch_end=True, enable_version_counter=False)
     stop = EarlyStopping(MONITOR, mode="max", patience=settings.patience)
     trainer = Trainer(
         accelerator="cpu",  # the network is small: handing rows to a GPU costs more than it saves
         max_epochs=settings.max_epochs,
         logger=logger or False,
-        callbacks=[best, stop, EpochLines(), *callbacks],
+        callbacks=[stop, EpochLines(), *callbacks, best, last],
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
@@ -282,6 +285,11 @@ def _mlflow_logger(run: TrackedRun, experiment: str) -> Logger:
     from lightning.pytorch.loggers import MLFlowLogger
 
     return MLFlowLogger(experiment_name=experiment, tracking_uri=run.uri, run_id=run.run_id)
+
+
+def _threads(width: int) -> int:
+    """A small network is slower on many threads, and very much so beside other work: they wait for one another."""
+    return torch.get_num_threads() if width >= SMALL_WIDTH else 1
 
 
 def _quieten_lightning() -> None:

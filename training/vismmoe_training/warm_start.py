@@ -4,22 +4,39 @@ What the next gate gets wrong at distance d is the change of the router's logits
 hold the softmax of both, so this change is known exactly, for all experts of every decoded token: a dense target, where
 the activated experts alone are 8 bits of 128. A linear map from the token state, fitted in closed form and cut to the
 network's rank, learns from hundreds of rows what the cross-entropy would need tens of thousands for.
+
+A prefill gives one row a layer and image: there only the mean change of each expert is taken over, which is what a
+static frequency knows beyond next gate.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from vismmoe.metrics import hot_recall
+from vismmoe.metrics import hot_hits
 from vismmoe.predictors.features import gate_evidence
-from vismmoe.predictors.lookahead import LookaheadNet
-from vismmoe_training.data import LookaheadData, RowTable
+from vismmoe.predictors.lookahead import Guide, LookaheadNet
+from vismmoe_training.data import LookaheadData, Split
 
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # of the standardised inputs' mean square, times rows
-_FEWEST_ROWS = 16
+FEWEST_ROWS = 16
+SHRINKAGE = 4.0  # rows of "no change" that the mean over a prefill's few rows is diluted with
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """Rows of one layer: standardised token states, the logits' change, what next gate said, what happened."""
+
+    x: Tensor  # (n, H)
+    y: Tensor  # (n, W * E)
+    evidence: Tensor  # (n, W, E)
+    active: Tensor  # (n, W, E) bool
+
+
+@torch.no_grad()
 def warm_start(net: LookaheadNet, data: LookaheadData) -> float | None:
     """Set `net.guide`'s drift (in place). The penalty with the best recall@20 on the validation images is taken.
 
@@ -28,62 +45,59 @@ def warm_start(net: LookaheadNet, data: LookaheadData) -> float | None:
     guide = net.guide
     if guide is None or not guide.use_token or not guide.use_gate:
         return None
-    table = data.table
-    train = [_decoded(table, data.rows["train"], layer) for layer in range(net.layers)]
-    val = [_decoded(table, data.rows["val"], layer) for layer in range(net.layers)]
-    best: tuple[float, float] | None = None
+    for layer in range(net.layers):
+        change = _rows(net, data, "train", layer, decode=False).y
+        guide.bias[0, layer] += (change.sum(0) / (len(change) + SHRINKAGE)).view(guide.window, -1)
+    train = {layer: _rows(net, data, "train", layer) for layer in range(net.layers)}
+    train = {layer: rows for layer, rows in train.items() if len(rows.x) >= FEWEST_ROWS}
+    val = {layer: _rows(net, data, "val", layer) for layer in train}
+    best: tuple[float, float, dict[int, Tensor]] | None = None
     for penalty in PENALTIES:
-        fits = {layer: _fit(net, table, rows, penalty) for layer, rows in enumerate(train) if len(rows) >= _FEWEST_ROWS}
-        score = _score(net, table, val, fits)
-        if fits and score == score and (best is None or score > best[0]):
-            best = score, penalty
-            _set(net, fits)
-    return None if best is None else best[1]
+        weights = {layer: _ridge(rows, penalty) for layer, rows in train.items()}
+        score = _recall(train, val, weights)
+        if best is None or score > best[0]:
+            best = score, penalty, weights
+    if best is None or not train:
+        return None
+    for layer, weight in best[2].items():
+        _set(guide, layer, train[layer], weight)
+    return best[1]
 
 
-Fit = tuple[Tensor, Tensor, Tensor]  # down (H, r), up (r, W * E), intercept (W, E)
-
-
-def _decoded(table: RowTable, rows: Tensor, layer: int) -> Tensor:
-    return rows[table.decode(rows) & (table.row[rows] == layer)]
-
-
-def _token(net: LookaheadNet, table: RowTable, rows: Tensor) -> Tensor:
+def _rows(net: LookaheadNet, data: LookaheadData, side: Split, layer: int, decode: bool = True) -> _Layer:
     assert net.guide is not None
-    return (table.inputs(rows).token - net.guide.token_mean) * net.guide.token_scale
+    table, rows = data.table, data.rows[side]
+    rows = rows[(table.decode(rows) == decode) & (table.row[rows] == layer)]
+    inputs = table.inputs(rows)
+    x = (inputs.token - net.guide.token_mean) * net.guide.token_scale
+    return _Layer(x, table.drift(rows).flatten(1), gate_evidence(inputs.next_gate, inputs.decode), table.active(rows))
 
 
-def _fit(net: LookaheadNet, table: RowTable, rows: Tensor, penalty: float) -> Fit:
-    """Reduced-rank ridge regression of the logits' change on the token state, for one layer."""
-    assert net.guide is not None
-    x, y = _token(net, table, rows), table.drift(rows).flatten(1)  # (n, H), (n, W * E)
-    x_mean, y_mean = x.mean(0), y.mean(0)
-    centred = x - x_mean
-    gram = centred.T @ centred + penalty * len(rows) * torch.eye(x.shape[1])
-    weight = torch.linalg.solve(gram, centred.T @ (y - y_mean))  # (H, W * E)
-    _, _, directions = torch.linalg.svd(centred @ weight, full_matrices=False)
-    up = torch.zeros_like(net.guide.up[0])
-    kept = directions[: len(up)]
-    up[: len(kept)] = kept
-    down = weight @ up.T
-    return down, up, (y_mean - x_mean @ down @ up).view(net.config.window, -1)
+def _ridge(rows: _Layer, penalty: float) -> Tensor:
+    """(H, W * E): ridge regression of the centred change on the centred state."""
+    x, y = rows.x - rows.x.mean(0), rows.y - rows.y.mean(0)
+    weight: Tensor = torch.linalg.solve(x.T @ x + penalty * len(x) * torch.eye(x.shape[1]), x.T @ y)
+    return weight
 
 
-def _score(net: LookaheadNet, table: RowTable, rows: list[Tensor], fits: dict[int, Fit]) -> float:
-    """Recall@20 of next gate plus drift, all distances together."""
-    scores, active = [], []
-    for layer, (down, up, intercept) in fits.items():
-        if len(rows[layer]):
-            drift = (_token(net, table, rows[layer]) @ down @ up).view(-1, *intercept.shape) + intercept
-            scores.append(gate_evidence(table.inputs(rows[layer]).next_gate) + drift)
-            active.append(table.active(rows[layer]))
-    return hot_recall(torch.cat(scores), torch.cat(active), 20) if scores else float("nan")
+def _recall(train: dict[int, _Layer], val: dict[int, _Layer], weights: dict[int, Tensor]) -> float:
+    """Recall@20 of next gate plus drift on the validation rows, all distances together."""
+    hits = needed = 0.0
+    for layer, weight in weights.items():
+        fitted, seen = train[layer], val[layer]
+        drift = (seen.x - fitted.x.mean(0)) @ weight + fitted.y.mean(0)
+        found, wanted = hot_hits(seen.evidence + drift.view_as(seen.evidence), seen.active, 20)
+        hits, needed = hits + float(found.sum()), needed + float(wanted.sum())
+    return hits / max(needed, 1.0)
 
 
-@torch.no_grad()
-def _set(net: LookaheadNet, fits: dict[int, Fit]) -> None:
-    guide = net.guide
-    assert guide is not None
-    for layer, (down, up, intercept) in fits.items():
-        guide.down[layer], guide.up[layer] = down, up
-        guide.bias[1, layer] = guide.bias[0, layer] + intercept
+def _set(guide: Guide, layer: int, rows: _Layer, weight: Tensor) -> None:
+    """Cut to the network's rank along the directions in which the fitted change varies most, and store."""
+    x = rows.x - rows.x.mean(0)
+    spread = torch.linalg.cholesky(x.T @ x + 1e-4 * len(x) * torch.eye(x.shape[1])).T
+    directions = torch.linalg.svd(spread @ weight, full_matrices=False).Vh[: guide.up.shape[1]]
+    guide.up[layer].zero_()
+    guide.up[layer, : len(directions)] = directions
+    guide.down[layer] = weight @ guide.up[layer].T
+    intercept = rows.y.mean(0) - rows.x.mean(0) @ guide.down[layer] @ guide.up[layer]
+    guide.bias[1, layer] += intercept.view(guide.window, -1)

@@ -15,7 +15,9 @@ from vismmoe.predictors.options import PredictorConfig
 from vismmoe.types import LayerState
 
 HISTORY_DECAY = 0.5  # at most 1/2: whatever the last step chose then outranks everything older
-_SMALLEST_SHARE = 1e-6  # floor below which the next gate's opinion counts as "no"
+# Added to shares before their logarithm. One token: far below what ranks experts. Many tokens: an expert that none of
+# them chose is simply not wanted, how little matters not.
+PREFILL_FLOOR, DECODE_FLOOR = 1e-3, 1e-12
 
 
 @dataclass(frozen=True)
@@ -89,14 +91,15 @@ def feature_count(config: PredictorConfig, num_layers: int, num_experts: int, hi
     return num_experts + states * hidden_size + config.use_layer * num_layers + config.use_phase
 
 
-def gate_evidence(next_gate: Tensor) -> Tensor:
-    """Log of each expert's share in the next gate's mass, against the uniform share: 0 means "as any other".
+def gate_evidence(gate: Tensor, decode: Tensor) -> Tensor:
+    """Log of each expert's share in a gate's mass, against the uniform share: 0 means "as any other".
 
-    next_gate: (..., E) >= 0; (..., E) float32 in about [-9, 5]. A row of zeros (no such layer) gives zeros.
+    gate: (B, ..., E) >= 0; decode: (B,) bool. Returns (B, ..., E) float32; a row of zeros (no such layer) gives zeros.
     """
-    total = next_gate.sum(-1, keepdim=True)
-    share = next_gate / total.clamp(min=_SMALLEST_SHARE)
-    return (share.clamp(min=_SMALLEST_SHARE) * next_gate.shape[-1]).log() * (total > 0)
+    total = gate.sum(-1, keepdim=True)
+    floor = torch.where(decode, DECODE_FLOOR, PREFILL_FLOOR).view(-1, *(1,) * (gate.dim() - 1))
+    share = gate / total.clamp(min=DECODE_FLOOR)
+    return ((share + floor) * gate.shape[-1]).log() * (total > 0)
 
 
 def history_evidence(ahead: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vismmoe.predictors.decode_call import DecodeCall
 from vismmoe.predictors.features import (
     PredictorInputs,
     feature_count,
@@ -30,20 +31,25 @@ from vismmoe.types import LayerState, ModelSpec
 
 
 class LookaheadNet(nn.Module):
-    """Scores of the next W layers as logits. `folded`: the exported form, BatchNorm inside the linear layers."""
+    """Scores of the next W layers as logits.
+
+    `folded`: the exported form, BatchNorm and the scaling of the inputs inside the linear layers.
+    """
 
     def __init__(self, config: PredictorConfig, spec: ModelSpec, folded: bool = False) -> None:
         super().__init__()
         self.config = config
         self.layers, self.experts = len(spec.moe_layers), spec.num_experts
+        self.folded = folded
         features = feature_count(config, self.layers, self.experts, spec.hidden_size)
-        self.input_mean = nn.Buffer(torch.zeros(features))
-        self.input_scale = nn.Buffer(torch.ones(features))
+        if not folded:
+            self.input_mean = nn.Buffer(torch.zeros(features))
+            self.input_scale = nn.Buffer(torch.ones(features))
         first, second = config.hidden_sizes
         self.trunk = nn.Sequential(*_block(features, first, config, folded), *_block(first, second, config, folded))
         rows = config.window if config.head == "per-distance" else 1
         guided = config.network == "guided"
-        self.guide = Guide(config, spec) if guided else None
+        self.guide = Guide(config, spec, folded) if guided else None
         self.head = None if guided else nn.Linear(second, rows * self.experts)
 
     def standardise(self, inputs: PredictorInputs) -> None:
@@ -57,36 +63,45 @@ class LookaheadNet(nn.Module):
 
     def forward(self, inputs: PredictorInputs) -> Tensor:
         """(B, W, E) logits; a single head gives (B, 1, E), the same scores for every distance."""
-        x = (trunk_features(inputs, self.config, self.layers) - self.input_mean) * self.input_scale
-        z = self.trunk(x)
+        x = trunk_features(inputs, self.config, self.layers)
+        z = self.trunk(x if self.folded else (x - self.input_mean) * self.input_scale)
         if self.guide is not None:
             return cast(Tensor, self.guide(z, inputs))
         assert self.head is not None
         return cast(Tensor, self.head(z)).view(len(z), -1, self.experts)
 
     def folded_weights(self) -> dict[str, Tensor]:
-        """State of the exported form: each BatchNorm folded into the linear layer before it (float32, CPU)."""
-        state = {name: value.detach().float().cpu().clone() for name, value in self.state_dict().items()}
+        """State of the exported form: float32, CPU, what is affine folded into the linear map beside it."""
         linears = [module for module in self.trunk if isinstance(module, nn.Linear)]
         norms = [module for module in self.trunk if isinstance(module, nn.BatchNorm1d)]
-        kept = {name: value for name, value in state.items() if not name.startswith("trunk.")}
-        for index, (linear, norm) in enumerate(zip(linears, norms, strict=True)):
-            weight, bias = _fold(linear, norm)
-            kept |= {f"trunk.{2 * index}.weight": weight, f"trunk.{2 * index}.bias": bias}
-        return kept
+        (w1, b1), (w2, b2) = (_fold(linear, norm) for linear, norm in zip(linears, norms, strict=True))
+        w1 = w1 * self.input_scale
+        state = {
+            "trunk.0.weight": w1,
+            "trunk.0.bias": b1 - w1 @ self.input_mean,
+            "trunk.2.weight": w2,
+            "trunk.2.bias": b2,
+        }
+        if self.head is not None:
+            state |= {"head.weight": self.head.weight, "head.bias": self.head.bias}
+        if self.guide is not None:
+            state |= {f"guide.{name}": value for name, value in self.guide.folded_weights().items()}
+        return {name: value.detach().float().cpu().clone() for name, value in state.items()}
 
 
 class Guide(nn.Module):
     """The per-layer half of the guided network: evidence from next gate and history, and a learned drift."""
 
-    def __init__(self, config: PredictorConfig, spec: ModelSpec) -> None:
+    def __init__(self, config: PredictorConfig, spec: ModelSpec, folded: bool = False) -> None:
         super().__init__()
         layers, experts, window, hidden = len(spec.moe_layers), spec.num_experts, config.window, spec.hidden_size
         self.window = window
         self.use_gate = config.use_next_gate
         self.use_token = config.use_token_state
-        self.token_mean = nn.Buffer(torch.zeros(hidden))
-        self.token_scale = nn.Buffer(torch.ones(hidden))
+        self.folded = folded
+        if not folded:
+            self.token_mean = nn.Buffer(torch.zeros(hidden))
+            self.token_scale = nn.Buffer(torch.ones(hidden))
         # first axis: prefill (0) and decode (1), whose evidence means different things
         self.gate_scale = nn.Parameter(torch.ones(2, layers, window))
         self.history_scale = nn.Parameter(torch.full((2, layers, window), 0.1))
@@ -101,14 +116,26 @@ class Guide(nn.Module):
     def forward(self, z: Tensor, inputs: PredictorInputs) -> Tensor:
         """z: (B, h2) from the trunk. Returns (B, W, E) logits."""
         phase, row = inputs.decode.long(), inputs.row
-        out = self._of(self.bias, phase, row) + self._of(self.history_scale, phase, row) * history_evidence(inputs.ahead)
+        out = self._of(self.bias, phase, row)
+        out = out + self._of(self.history_scale, phase, row) * history_evidence(inputs.ahead)
         if self.use_gate:
-            out = out + self._of(self.gate_scale, phase, row) * gate_evidence(inputs.next_gate)
+            out = out + self._of(self.gate_scale, phase, row) * gate_evidence(inputs.next_gate, inputs.decode)
         if self.use_token:
-            token = (inputs.token - self.token_mean) * self.token_scale
+            token = inputs.token if self.folded else (inputs.token - self.token_mean) * self.token_scale
             drift = per_layer(row, token, self.down, self.up).view_as(out)
             out = out + self._of(self.drift_scale, phase, row) * drift
         return out + per_layer(row, z, self.out).view_as(out)
+
+    def folded_weights(self) -> dict[str, Tensor]:
+        """The scaling of the token state inside `down`, what it leaves over inside `bias`."""
+        state = {name: value.detach() for name, value in self.named_parameters()}
+        if self.use_token:
+            state["down"] = state["down"] * self.token_scale.unsqueeze(-1)
+            left_over = ((self.token_mean @ state["down"]).unsqueeze(1) @ state["up"]).view(
+                len(self.up), self.window, -1
+            )
+            state["bias"] = state["bias"] - self.drift_scale.detach().unsqueeze(-1) * left_over
+        return state
 
     def _of(self, table: Tensor, phase: Tensor, row: Tensor) -> Tensor:
         """(2, L, W) or (2, L, W, E) -> (B, W, 1 or E), each call's own phase and layer."""
@@ -159,10 +186,11 @@ class LookaheadPredictor:
         self.window = net.config.window
         self.source: str | None = None  # where it came from, for the report
         self.version: str | None = None
-        self._net = net.eval().requires_grad_(False)
+        self._net = net.eval().requires_grad_(False)  # in its folded form
         self._rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
         self._gate = gate
         self._no_gate = torch.zeros(self.window, spec.num_experts)
+        self._decode = DecodeCall(net)
 
     @property
     def needs_gate(self) -> bool:
@@ -176,18 +204,19 @@ class LookaheadPredictor:
     def predict(self, state: LayerState) -> Tensor:
         """(W, E) float32 in [0, 1]; rows past the last MoE layer are zero."""
         with torch.inference_mode():
+            if self.needs_gate:
+                raise RuntimeError("this predictor uses next gate: call bind() with the checkpoint's routers first")
             row = self._rows[state.layer]
-            inputs = inputs_from_state(state, row, self._gate_masses(state))
-            scores = self._net(inputs)[0].sigmoid().expand(self.window, -1)
-            ahead = len(self._rows) - 1 - row
-            return scores if ahead >= self.window else F.pad(scores[:ahead], (0, 0, 0, self.window - ahead))
+            ahead = min(self.window, len(self._rows) - 1 - row)
+            scores = self._scores(state, row, ahead).sigmoid().expand(self.window, -1)
+            return scores if ahead == self.window else F.pad(scores[:ahead], (0, 0, 0, self.window - ahead))
 
-    def _gate_masses(self, state: LayerState) -> Tensor:
-        if not self._net.config.use_next_gate:
-            return self._no_gate
-        if self._gate is None:
-            raise RuntimeError("this predictor uses next gate: call bind() with the checkpoint's routers first")
-        return self._gate.masses(state.layer, state.hidden, self.window)
+    def _scores(self, state: LayerState, row: int, ahead: int) -> Tensor:
+        gate = self._gate if self._net.config.use_next_gate else None
+        if state.phase == "decode" and len(state.hidden) == 1 and ahead:
+            return self._decode(state, row, gate.logits(state.layer, state.hidden, ahead)[:, 0] if gate else None)
+        masses = gate.masses(state.layer, state.hidden, self.window) if gate else self._no_gate
+        return cast(Tensor, self._net(inputs_from_state(state, row, masses)))[0]
 
 
 def _block(width: int, out: int, config: PredictorConfig, folded: bool) -> list[nn.Module]:
@@ -203,4 +232,3 @@ def _fold(linear: nn.Linear, norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
     weight = linear.weight * scale.unsqueeze(1)
     bias = (linear.bias - norm.running_mean) * scale + norm.bias
     return weight.detach().float().cpu(), bias.detach().float().cpu()
-

@@ -63,22 +63,24 @@ class NextGate:
         hidden: (T, H). Returns (W, E) float32, row d-1 for the d-th next MoE layer, zeros past the last layer.
         """
         wanted = self.window if window is None else window
-        first = self._rows[layer] + 1
-        routers = self._routers[first : first + wanted]  # (w, E, H)
-        out = torch.zeros(wanted, self._routers.shape[1])
-        if len(routers):
-            out[: len(routers)] = self._score(layer, hidden, routers)
-        return out
+        found = gate_mass(self.logits(layer, hidden, wanted), self._top_k)
+        return torch.nn.functional.pad(found, (0, 0, 0, wanted - len(found)))
+
+    def logits(self, layer: int, hidden: Tensor, window: int) -> Tensor:
+        """What the routers of the next layers say: (w, T, E) float32, w at most `window`, less near the last layer."""
+        row = self._rows[layer]
+        return self._ask(row, hidden, slice(row + 1, row + 1 + window))
 
     def here(self, layer: int, hidden: Tensor) -> Tensor:
         """Distance 0, the control: the layer's own router on its own input, (E,) float32."""
         row = self._rows[layer]
-        return self._score(layer, hidden, self._routers[row : row + 1])[0]
+        return gate_mass(self._ask(row, hidden, slice(row, row + 1)), self._top_k)[0]
 
     def predict(self, state: LayerState) -> Tensor:
         return self.masses(state.layer, state.hidden)
 
-    def _score(self, layer: int, hidden: Tensor, routers: Tensor) -> Tensor:
-        flat = hidden.float() * self._unscale[self._rows[layer]]
+    def _ask(self, row: int, hidden: Tensor, which: slice) -> Tensor:
+        flat = hidden.float() * self._unscale[row]
+        routers = self._routers[which]  # (w, E, H)
         logits = flat @ routers.flatten(0, 1).T  # (T, w * E)
-        return gate_mass(logits.view(len(flat), *routers.shape[:2]).transpose(0, 1), self._top_k)
+        return logits.view(len(flat), *routers.shape[:2]).transpose(0, 1)

@@ -53,10 +53,17 @@ def test_rows_past_the_last_layer_are_zeros() -> None:
 
 
 def test_gate_evidence_is_zero_for_an_even_share_and_for_a_missing_layer() -> None:
-    evidence = gate_evidence(torch.tensor([[0.25] * 4, [0.0] * 4, [8.0, 0.0, 0.0, 0.0]]))
+    gates = torch.tensor([[0.25] * 4, [0.0] * 4, [8.0, 0.0, 0.0, 0.0]])
+    evidence = gate_evidence(gates, torch.tensor([True, False, True]))
     assert evidence[0].tolist() == [0.0] * 4
     assert evidence[1].tolist() == [0.0] * 4
     assert evidence[2, 0] > 1 > 0 > evidence[2, 1]
+
+
+def test_in_a_prefill_experts_that_no_token_chose_are_all_alike() -> None:
+    gate = torch.tensor([[10.0, 1e-6, 1e-9]])
+    assert gate_evidence(gate, torch.tensor([True])).diff().abs().min() > 5
+    assert gate_evidence(gate, torch.tensor([False]))[0].diff()[1].abs() < 1e-3
 
 
 def inputs() -> PredictorInputs:

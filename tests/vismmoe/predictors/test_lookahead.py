@@ -9,7 +9,7 @@ import torch
 
 from vismmoe.errors import UsageError
 from vismmoe.predictors import LookaheadNet, LookaheadPredictor, NextGate, PredictorConfig
-from vismmoe.predictors.features import PredictorInputs
+from vismmoe.predictors.features import PredictorInputs, inputs_from_state
 from vismmoe.predictors.lookahead import lookahead_loss, per_layer
 from vismmoe.types import LayerState, ModelSpec
 
@@ -117,6 +117,18 @@ def predictor(name: str) -> LookaheadPredictor:
     folded.load_state_dict(net.folded_weights())
     routers = {layer: torch.randn(8, 5, generator=torch.Generator().manual_seed(layer)) for layer in SPEC.moe_layers}
     return LookaheadPredictor(folded, SPEC, NextGate(SPEC, routers))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("layer", [0, 1, 2, 3])
+def test_the_short_way_of_a_decoded_token_scores_as_the_network(name: str, layer: int) -> None:
+    serving, asked = predictor(name), state(layer)
+    gate = serving._gate
+    assert gate is not None
+    masses = gate.masses(layer, asked.hidden, 3) if serving._net.config.use_next_gate else torch.zeros(3, 8)
+    long_way = serving._net(inputs_from_state(asked, layer, masses))[0].sigmoid().expand(3, -1)
+    ahead = min(3, 3 - layer)
+    torch.testing.assert_close(serving.predict(asked)[:ahead], long_way[:ahead], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -43,13 +43,19 @@ class DialogueBatch:
     visual: Tensor  # (B, T) bool
     labels: Tensor  # (B, T) int64: the token that must follow, IGNORED elsewhere
 
+    def to(self, device: torch.device) -> DialogueBatch:
+        """The same batch on a device."""
+        return DialogueBatch(**{name: value.to(device) for name, value in vars(self).items()})
+
     def mask(self) -> Tensor:
         """(B, 1, T, T) bool, True where a query (row) may look at a key (column)."""
         length = self.branch.shape[1]
         query, key = self.branch[:, :, None], self.branch[:, None, :]
-        causal = torch.ones(length, length, dtype=torch.bool).tril()
+        causal = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
         allowed = causal & ((key == 0) | (key == query)) & (key >= 0)
-        return (allowed | torch.eye(length, dtype=torch.bool)).unsqueeze(1)  # padding looks at itself: no empty row
+        return (allowed | torch.eye(length, dtype=torch.bool, device=query.device)).unsqueeze(
+            1
+        )  # padding looks at itself: no empty row
 
 
 class DialogueEncoder:

@@ -7,6 +7,7 @@ meets its expert's matrix in one batched product. The arithmetic is that of "eag
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,30 @@ class _Gather(torch.autograd.Function):
         return grad, None, None, None
 
 
+class _BlockLinear(torch.autograd.Function):
+    """rows (B, BLOCK, in) times each block's expert of weight (E, out, in) -> (B, BLOCK, out).
+
+    `bounds` (E + 1) says at which slots the experts' rows begin and end: the gradient of one expert's weight is one
+    product over all of its rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, expert: Tensor, bounds: list[int]) -> Tensor:
+        ctx.save_for_backward(rows, weight, expert)
+        ctx.bounds = bounds
+        return torch.bmm(rows, weight.index_select(0, expert).transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        rows, weight, expert = ctx.saved_tensors
+        grad, d_weight = grads[0].contiguous(), torch.zeros_like(weight)
+        flat_grad, flat_rows = grad.view(-1, grad.shape[-1]), rows.reshape(-1, rows.shape[-1])
+        for index, (start, end) in enumerate(itertools.pairwise(ctx.bounds)):
+            if end > start:
+                torch.mm(flat_grad[start:end].t(), flat_rows[start:end], out=d_weight[index])
+        return torch.bmm(grad, weight.index_select(0, expert)), d_weight, None, None
+
+
 def _with_zero_row(rows: Tensor) -> Tensor:
     return torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
 
@@ -52,6 +77,7 @@ class _Blocks:
     token_of_slot: Tensor  # (B * BLOCK,) token of each slot, T where the slot is padding
     pair_of_slot: Tensor  # (B * BLOCK,) pair of each slot, S where the slot is padding
     slot_of_pair: Tensor  # (S,)
+    bounds: list[int]  # (E + 1) first slot of each expert, and the end
 
 
 def _blocks(top_k_index: Tensor, experts: int) -> _Blocks:
@@ -65,9 +91,9 @@ def _blocks(top_k_index: Tensor, experts: int) -> _Blocks:
     slot_of_pair[order] = torch.arange(order.numel()) + shift[flat[order]]
     pair_of_slot = torch.full((int(blocks.sum()) * BLOCK,), order.numel())
     pair_of_slot[slot_of_pair] = torch.arange(order.numel())
-    return _Blocks(
-        torch.repeat_interleave(torch.arange(experts), blocks), pair_of_slot // top_k, pair_of_slot, slot_of_pair
-    )
+    expert = torch.repeat_interleave(torch.arange(experts), blocks)
+    bounds = [0, *(blocks.cumsum(0) * BLOCK).tolist()]
+    return _Blocks(expert, pair_of_slot // top_k, pair_of_slot, slot_of_pair, bounds)
 
 
 def grouped_experts(experts: Any, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -75,10 +101,9 @@ def grouped_experts(experts: Any, hidden: Tensor, top_k_index: Tensor, top_k_wei
     tokens, top_k = top_k_index.shape
     blocks = _blocks(top_k_index, int(experts.num_experts))
     rows = _Gather.apply(hidden, blocks.token_of_slot, blocks.slot_of_pair, top_k).view(-1, BLOCK, hidden.shape[-1])
-    gate_up = experts.gate_up_proj.index_select(0, blocks.expert)
-    gate, up = torch.bmm(rows, gate_up.transpose(1, 2)).chunk(2, dim=-1)
-    down = experts.down_proj.index_select(0, blocks.expert)
-    out = torch.bmm(nn.functional.silu(gate) * up, down.transpose(1, 2)).view(-1, hidden.shape[-1])
+    gate, up = _BlockLinear.apply(rows, experts.gate_up_proj, blocks.expert, blocks.bounds).chunk(2, dim=-1)
+    out = _BlockLinear.apply(nn.functional.silu(gate) * up, experts.down_proj, blocks.expert, blocks.bounds)
+    out = out.view(-1, hidden.shape[-1])
     out = _Gather.apply(out, blocks.slot_of_pair, blocks.pair_of_slot, 1).view(tokens, top_k, -1)
     return torch.bmm(top_k_weights.unsqueeze(1), out).squeeze(1)
 

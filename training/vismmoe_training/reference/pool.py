@@ -99,11 +99,15 @@ def build_pool(count: int, seed: int, specs: Sequence[SceneSpec], workers: int =
 
 def pixel_values(scenes: Sequence[PooledScene]) -> tuple[Tensor, Tensor]:
     """Patches of several scenes -> float32 (P, 3 * 2 * patch * patch) as Qwen's processor gives, and (B, 3) grids."""
-    patches = torch.from_numpy(np.concatenate([scene.patches for scene in scenes])).float().div_(127.5).sub_(1.0)
-    frames = patches.unsqueeze(2).expand(-1, -1, 2, -1, -1).reshape(patches.shape[0], -1)
     patch_px = scenes[0].patches.shape[-1]
     grids = [(1, s.scene.height_px // patch_px, s.scene.width_px // patch_px) for s in scenes]
-    return frames, torch.tensor(grids)
+    return frames_of([scene.patches for scene in scenes]), torch.tensor(grids)
+
+
+def frames_of(patches: Sequence[npt.NDArray[np.uint8]]) -> Tensor:
+    """(n, 3, patch, patch) each -> (P, 3 * 2 * patch * patch) from -1 to 1: a still is two equal frames."""
+    pixels = torch.from_numpy(np.concatenate(patches)).float().div_(127.5).sub_(1.0)
+    return pixels.unsqueeze(2).expand(-1, -1, 2, -1, -1).reshape(pixels.shape[0], -1)
 
 
 def batches_of_like_size(

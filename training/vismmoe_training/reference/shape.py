@@ -6,6 +6,7 @@ import copy
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -102,22 +103,40 @@ def build_model(config: Qwen3VLMoeConfig, seed: int) -> Qwen3VLMoeForConditional
 
 @torch.no_grad()
 def initialise(model: Qwen3VLMoeForConditionalGeneration) -> None:
-    """Draw the weights for a width of a hundred, not of thousands.
-
-    The library's 0.02 starves so narrow a model. Embeddings have length one; what writes into the residual stream
-    starts small, so that a layer changes its state little and the next router already sees most of what it needs.
-    """
+    """Draw the weights for a width of a hundred, not of thousands: the library's 0.02 starves so narrow a model."""
     text = model.model.language_model
-    hidden = text.config.hidden_size
-    fan_in = 1 / math.sqrt(hidden)
-    nn.init.normal_(text.embed_tokens.weight, std=fan_in)
+    nn.init.normal_(text.embed_tokens.weight, std=1 / math.sqrt(text.config.hidden_size))  # length one
     for layer in text.layers:
-        for linear in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
-            nn.init.normal_(linear.weight, std=fan_in)
-        nn.init.normal_(layer.self_attn.o_proj.weight, std=0.25 * fan_in)
+        _initialise_attention(layer.self_attn)
+        fan_in = 1 / math.sqrt(text.config.hidden_size)
         nn.init.normal_(layer.mlp.experts.gate_up_proj, std=fan_in)
         nn.init.normal_(layer.mlp.experts.down_proj, std=0.5 * fan_in)
         nn.init.normal_(layer.mlp.gate.weight, std=0.5 * fan_in)
+    _initialise_vision(model)
+
+
+def _initialise_attention(attention: Any) -> None:
+    """Mimetic initialisation (Trockman and Kolter, 2023): like looks at like, and what is seen is copied.
+
+    Queries start as the keys of their group, so that a word attends to what resembles it; output times value starts
+    near a multiple of the identity. Visual embeddings lie in the words' own space (see `vision`): a question's "circle"
+    finds the circle from the first step on.
+    """
+    hidden, head_dim = attention.q_proj.in_features, attention.head_dim
+    for linear in (attention.k_proj, attention.v_proj):
+        nn.init.normal_(linear.weight, std=1 / math.sqrt(hidden))
+    groups, shape = attention.num_key_value_groups, (-1, head_dim, hidden)
+    keys, values = (
+        linear.weight.view(shape).repeat_interleave(groups, dim=0).reshape(-1, hidden)
+        for linear in (attention.k_proj, attention.v_proj)
+    )
+    noise = torch.randn_like(keys) / math.sqrt(hidden)
+    attention.q_proj.weight.copy_(0.9 * keys + 0.4 * noise)
+    # Small: what writes into the residual stream leaves it almost as it was, so that the next router sees most of it.
+    attention.o_proj.weight.copy_(0.25 * (0.8 * values + 0.6 * torch.randn_like(values) / math.sqrt(hidden)).t())
+
+
+def _initialise_vision(model: Qwen3VLMoeForConditionalGeneration) -> None:
     for name, module in model.model.visual.named_modules():
         if isinstance(module, nn.Linear):
             writes_residual = name.endswith(("attn.proj", "mlp.linear_fc2"))

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, Qwen3VLMoeForConditionalGeneration
 
 from vismmoe_training.reference.pool import LABELS, OUTLINE_VALUES
-from vismmoe_training.scenes import CELLS, COLOUR_NAMES, KINDS, WORDS
+from vismmoe_training.reference.sheets import READING_TARGETS
+from vismmoe_training.scenes import CELLS, CHARACTERS, COLOUR_NAMES, KINDS, WORDS
 
 OUTLINE_WEIGHT = 0.5
 SHARPNESS = 4.0  # of the inner products
-DEEPSTACK_TARGETS = ("kind_spaced", "colour", "row", "column", "text", "centre")
+DEEPSTACK_TARGETS = ("kind_spaced", "colour", "row", "column", "left_character", "right_character", "place")
 ROWS, COLUMNS = ("top", "middle", "bottom"), ("left", "centre", "right")
 
 
@@ -52,6 +53,9 @@ def targets() -> Mapping[str, Target]:
         "text": Target("text", WORDS, 2),
         "tens": Target("tens", (), 11),
         "ones": Target("ones", (), 11),
+        "left_character": Target("left_character", (), 1 + len(CHARACTERS)),
+        "right_character": Target("right_character", (), 1 + len(CHARACTERS)),
+        "place": Target("place", (), 6),
         "centre": Target("count_centre", (), 2),
     }
 
@@ -139,21 +143,24 @@ class VisionStage(L.LightningModule):
         self.readers = nn.ModuleList([OutlineReader(model.config.text_config.hidden_size) for _ in range(features)])
         self.steps, self.learning_rate, self.deepstack_weight = steps, learning_rate, deepstack_weight
 
-    def training_step(self, batch: tuple[Tensor, Tensor, Tensor, Tensor], index: int) -> Tensor:
-        """One batch of (pixels, grids, labels, outlines)."""
+    def training_step(self, batch: tuple[Tensor, Tensor, Tensor, Tensor | None], index: int) -> Tensor:
+        """One batch of (pixels, grids, labels, outlines); no outlines: a sheet of writing."""
         pixels, grids, labels, outlines = batch
+        names = READING_TARGETS if outlines is None else tuple(self.namer.targets)
         seen = self.model.model.visual(pixels, grid_thw=grids)
         words = self.model.model.language_model.embed_tokens.weight
-        loss, accuracy = self.namer.loss(seen.pooler_output, words, labels)
-        self.log("vision/loss", loss, prog_bar=True)
+        loss, accuracy = self.namer.loss(seen.pooler_output, words, labels, names)
+        self.log("vision/loss" if outlines is not None else "vision/reading_loss", loss, prog_bar=True)
+        early = [name for name in DEEPSTACK_TARGETS if name in names]
         for feature in seen.deepstack_features:
-            loss = loss + self.deepstack_weight * self.namer.loss(feature, words, labels, DEEPSTACK_TARGETS)[0]
+            loss = loss + self.deepstack_weight * self.namer.loss(feature, words, labels, early)[0]
+        self.log_dict({f"vision/{name}": value for name, value in accuracy.items()})
+        if outlines is None:
+            return loss
         features = [seen.pooler_output, *seen.deepstack_features]
         parts = [reader.loss(feature, outlines) for reader, feature in zip(self._readers(), features, strict=True)]
         self.log("vision/outline", parts[1])
-        loss = loss + OUTLINE_WEIGHT * torch.stack(parts).sum()
-        self.log_dict({f"vision/{name}": value for name, value in accuracy.items()})
-        return loss
+        return loss + OUTLINE_WEIGHT * torch.stack(parts).sum()
 
     def _readers(self) -> list[OutlineReader]:
         return [reader for reader in self.readers if isinstance(reader, OutlineReader)]

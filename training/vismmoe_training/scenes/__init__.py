@@ -7,10 +7,11 @@ from .negatives import NEGATIVES
 from .questions import STYLES, Question, all_questions, ask
 from .sampling import sample_scene, scene_from_seed
 from .scene import Background, Scene, SceneObject, SceneSpec, SceneText
-from .vocabulary import CELLS, COLOUR_NAMES, COLOURS, KINDS, THEMES, WORDS, kind_weights
+from .vocabulary import CELLS, CHARACTERS, COLOUR_NAMES, COLOURS, KINDS, THEMES, WORDS, kind_weights
 
 __all__ = [
     "CELLS",
+    "CHARACTERS",
     "COLOURS",
     "COLOUR_NAMES",
     "KINDS",

@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .draw import object_masks
+from .lettering import character_centres
 from .scene import Scene, SceneObject, centre
-from .vocabulary import COLOUR_NAMES, KINDS, WORDS
+from .vocabulary import CHARACTERS, COLOUR_NAMES, KINDS, WORDS
 
 Ints = npt.NDArray[np.int64]
 CLEAR_SHARE: Final = 0.25  # the topmost object that covers so much of a token owns it
@@ -26,6 +27,9 @@ class TokenLabels:
     text: Ints  # 1 for a number, 2 + index in WORDS for a word
     tens: Ints  # 1 + digit
     ones: Ints  # 1 + digit
+    left_character: Ints  # 1 + index in CHARACTERS of the one nearest to the middle of the token's left half
+    right_character: Ints  # the same of its right half
+    place: Ints  # 1 + index in the text of the left character
     count_centre: Ints  # 1 at one token of each object: their sum is the number of objects
 
 
@@ -46,6 +50,7 @@ def label_tokens(scene: Scene, token_px: int = 16) -> TokenLabels:
         text=written * text,
         tens=written * tens,
         ones=written * ones,
+        **_characters(scene, token_px, written),
         count_centre=_centres(scene, token_px, owner.shape),
     )
 
@@ -74,6 +79,22 @@ def _text_values(scene: Scene) -> tuple[int, int, int]:
     if scene.text.is_number:
         return 1, 1 + int(scene.text.text[0]), 1 + int(scene.text.text[1])
     return 2 + WORDS.index(scene.text.text), 0, 0
+
+
+def _characters(scene: Scene, token_px: int, written: Ints) -> dict[str, Ints]:
+    """left_character, right_character and place of the tokens that the text covers."""
+    if scene.text is None:
+        return dict.fromkeys(("left_character", "right_character", "place"), np.zeros_like(written))
+    centres = np.array(character_centres(scene.text))
+    codes = np.array([1 + CHARACTERS.index(character) for character in scene.text.text])
+    quarter = token_px * (np.arange(written.shape[1])[:, None] + np.array([0.25, 0.75]))
+    nearest = np.abs(quarter[..., None] - centres).argmin(-1)  # (cols, 2)
+    left, right = nearest.T
+    return {
+        "left_character": written * codes[left],
+        "right_character": written * codes[right],
+        "place": written * (1 + left),
+    }
 
 
 def _text_tokens(scene: Scene, token_px: int, shape: tuple[int, ...]) -> Ints:

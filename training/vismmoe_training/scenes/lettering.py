@@ -1,5 +1,6 @@
 """Text on a plain plate, in Pillow's built-in font so that no system font is needed."""
 
+import itertools
 from functools import lru_cache
 from typing import Final
 
@@ -26,6 +27,14 @@ def plate_size(text: str, font_px: int) -> tuple[int, int]:
     """Width and height in pixels of the plate that holds the text."""
     left, _, right, _ = font(font_px).getbbox(text, anchor="ls")
     return int(right - left) + 2 * PAD_PX, font_px + 6
+
+
+def character_centres(text: SceneText) -> list[float]:
+    """Middle of each character along the picture's width, in pixels."""
+    face = font(text.font_px)
+    start = text.box_px[0] + PAD_PX - face.getbbox(text.text, anchor="ls")[0]
+    ends = [face.getlength(text.text[:count]) for count in range(len(text.text) + 1)]
+    return [start + (left + right) / 2 for left, right in itertools.pairwise(ends)]
 
 
 def contrasting(rgb: Rgb) -> Rgb:

@@ -1,0 +1,44 @@
+"""Runs never stay RUNNING; what is no sound artifact is not registered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vismmoe.errors import ArtifactError, UsageError
+from vismmoe.tracking import talking_to
+from vismmoe_training.registry import TrackedRun, register
+
+
+def status(run: TrackedRun) -> str:
+    with talking_to(run.uri) as client:
+        return str(client.get_run(run.run_id).info.status)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [(None, "FINISHED"), (ValueError(), "FAILED"), (KeyboardInterrupt(), "KILLED")]
+)
+def test_a_run_ends_however_its_work_ends(tmp_path: Path, error: BaseException | None, expected: str) -> None:
+    run = TrackedRun.start("tests", f"sqlite:///{tmp_path}/my runs.db")
+    assert run.is_running()
+    try:
+        with run:
+            if error is not None:
+                raise error
+    except (ValueError, KeyboardInterrupt):
+        pass
+    assert status(run) == expected
+
+
+def test_what_is_no_artifact_is_not_registered(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    with pytest.raises(ArtifactError, match="There is no predictor artifact"):
+        register(tmp_path / "gone", "name", tracking_uri=uri)
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
+    (tmp_path / "broken.db").write_text("this is not a database, it is a letter to my aunt")
+    with pytest.raises(UsageError, match=r"broken\.db"):
+        TrackedRun.start("tests", f"sqlite:///{tmp_path}/broken.db")
