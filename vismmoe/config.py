@@ -76,7 +76,7 @@ class EngineConfig(ModelConfig):
     direct_io: Literal["auto", "on", "off"] = "auto"
     """Read experts past the page cache; auto tries and falls back."""
     threads: Count | None = None
-    """CPU threads for arithmetic; default: as many as this process may use."""
+    """CPU threads for arithmetic; default: as many as this process may use, 1 where experts are under 256 KiB."""
 
 
 @dataclass(frozen=True, kw_only=True)

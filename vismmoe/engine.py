@@ -24,7 +24,7 @@ from vismmoe.config import EngineConfig, resolve_model
 from vismmoe.errors import UsageError, VisMMoEError
 from vismmoe.experts.plan import MemoryPlan
 from vismmoe.images import load_images
-from vismmoe.memory import ResidentPeak, usable_cpus
+from vismmoe.memory import ResidentPeak, arithmetic_threads
 from vismmoe.models.checkpoint import Checkpoint, open_checkpoint
 from vismmoe.models.dtypes import resolve_device, resolve_dtype
 from vismmoe.models.generation import greedy_config, stop_tokens, text_stream
@@ -127,7 +127,7 @@ class Engine:
         plan = plan_checkpoint(checkpoint, config, image_size, context_tokens)
         device = resolve_device(config.device)
         if device.type == "cpu":
-            torch.set_num_threads(config.threads or min(torch.get_num_threads(), usable_cpus()))
+            torch.set_num_threads(config.threads or arithmetic_threads(checkpoint.layout.expert_bytes))
         dtype = resolve_dtype(config.compute_dtype, checkpoint.layout.dtype, device)
         processor = load_processor(checkpoint.folder)
         peak = ResidentPeak()  # code that is imported and the processor are no part of the model

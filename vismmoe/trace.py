@@ -2,13 +2,8 @@
 
 A folder holds `header.json` (version, model, settings) and `shard-NNNNN.safetensors`. A shard holds the rows of whole
 items and, in its own metadata, the list of these items: it appears with one rename, so a killed run loses the items it
-had not yet written and nothing else, and going on repeats none.
-
-Tensors of a shard (R rows, P rows of step 0, Q requests, E experts, H hidden size, W logged distances):
-    request (R,) int32, step (R,) int32, decode (R,) bool, layer (R,) int32, counts (R, E) int32,
-    gate_mass (R, E) float32, token (R, H) float16, own_gate (R, E) float32, next_gate (R, W, E) float32,
-    retained_mean (P, H) float16, visual_summary (Q, H) float16.
-retained_mean is kept for step 0 only (in decode it has the last prefill's value), in the order of the rows of step 0.
+had not yet written and nothing else, and going on repeats none. The form of a shard
+stands in shard.py.
 """
 
 from __future__ import annotations
@@ -21,20 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from vismmoe.errors import CorpusError
+from vismmoe.shard import Shard, concatenate, encode, items_of, pack, read_shard
 from vismmoe.types import ModelSpec, RequestRecord, RoutingRecord
 
 SCHEMA = "vismmoe-routing-log"
 VERSION = 1
 MAX_PENDING_BYTES = 256 * 1024**2  # a shard is written at this size even if few items are in it
 _HEADER = "header.json"
-_HALF_MAX = 65504.0  # largest float16; norms of some checkpoints carry huge channels
-_Shard = tuple[dict[str, Tensor], list[dict[str, Any]]]  # tensors, items
-_REQUEST_KEYS = ("item", "prompt", "answer", "visual_tokens", "kept_visual_tokens", "completion_tokens")
 
 
 @dataclass(frozen=True)
@@ -99,19 +90,19 @@ class TraceWriter:
     def __init__(self, folder: Path, header: TraceHeader, resume: bool = False, shard_items: int = 64) -> None:
         self.folder = folder
         self._header, self._shard_items = header, shard_items
-        self._pending: list[_Shard] = []
+        self._pending: list[Shard] = []
         refuse_existing(folder, resume)
         if (folder / _HEADER).exists():
             _refuse_mixture(read_header(folder), header, str(folder), "this run")
         shards = _shards(folder)
-        self.items = {str(told["item"]) for shard in shards for told in _requests_of(shard)}  # all that the folder has
+        self.items = {str(told["item"]) for shard in shards for told in items_of(shard)}  # all that the folder has
         self._next_shard = max((int(shard.stem.split("-")[1]) + 1 for shard in shards), default=0)
 
     def add(self, request: RequestRecord, rows: Sequence[RoutingRecord]) -> None:
         """Take one whole item; it is on disk when its shard is full, at the latest after `close`."""
         if request.item in self.items:
             raise CorpusError(f"The item {request.item!r} is in {self.folder} already: names must be unique.")
-        self._pending.append(_pack(request, rows, self._header))
+        self._pending.append(pack(request, rows, self._header.spec, self._header.window))
         self.items.add(request.item)
         waiting = sum(tensor.nbytes for tensors, _ in self._pending for tensor in tensors.values())
         if len(self._pending) >= self._shard_items or waiting >= MAX_PENDING_BYTES:
@@ -121,8 +112,7 @@ class TraceWriter:
         """Write what is pending as one shard."""
         if not self._pending:
             return
-        tensors, requests = _concatenate(self._pending)
-        data = save(tensors, metadata={"requests": json.dumps(requests)})
+        data = encode(concatenate(self._pending))
         try:
             self._prepare_folder()
             write_atomically(self.folder / f"shard-{self._next_shard:05d}.safetensors", data)
@@ -185,7 +175,7 @@ def read_traces(folders: Iterable[str | Path]) -> TraceSet:
     shards = [shard for path in paths for shard in _shards(path)]
     if not shards:
         raise CorpusError(f"{paths[0]} holds no shard of routing logs: let `vismmoe collect` finish one.")
-    return _as_trace_set(_concatenate([_read_shard(shard, header) for shard in shards]), header)
+    return _as_trace_set(concatenate([read_shard(shard, header.spec, header.window) for shard in shards]), header)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -216,91 +206,7 @@ def _shards(folder: Path) -> list[Path]:
     return sorted(folder.glob("shard-[0-9]*.safetensors"))
 
 
-def _requests_of(shard: Path) -> list[dict[str, Any]]:
-    try:
-        with safe_open(shard, framework="pt") as file:
-            requests = json.loads((file.metadata() or {})["requests"])
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise _damaged(shard, str(error)) from None
-    if not isinstance(requests, list) or not all(isinstance(r, dict) and set(r) == {*_REQUEST_KEYS} for r in requests):
-        raise _damaged(shard, "its list of items has another form")
-    return requests
-
-
-def _empty(header: TraceHeader) -> dict[str, Tensor]:
-    """No rows, in the dtypes and shapes that a shard of this header has."""
-    nobody = RequestRecord(0, "", "", "", 0, 0, 0, torch.zeros(header.spec.hidden_size))
-    return _pack(nobody, [], header)[0]
-
-
-def _damaged(shard: Path, reason: str) -> CorpusError:
-    return CorpusError(f"{shard} is damaged ({reason}): delete it and go on with `vismmoe collect --resume`.")
-
-
-def _pack(request: RequestRecord, rows: Sequence[RoutingRecord], header: TraceHeader) -> _Shard:
-    """One item in the form of a shard: small numbers, so that many can wait to be written."""
-    hidden, experts = header.spec.hidden_size, header.spec.num_experts
-    tensors = {
-        "request": torch.zeros(len(rows), dtype=torch.int32),
-        "step": torch.tensor([row.step for row in rows], dtype=torch.int32),
-        "decode": torch.tensor([row.phase == "decode" for row in rows], dtype=torch.bool),
-        "layer": torch.tensor([row.layer for row in rows], dtype=torch.int32),
-        "counts": _stack([row.counts for row in rows], (experts,), torch.int32),
-        "gate_mass": _stack([row.gate_mass for row in rows], (experts,), torch.float32),
-        "token": _stack([row.token for row in rows], (hidden,), torch.float16),
-        "own_gate": _stack([row.own_gate for row in rows], (experts,), torch.float32),
-        "next_gate": _stack([row.next_gate for row in rows], (header.window, experts), torch.float32),
-        "retained_mean": _stack([row.retained_mean for row in rows if row.step == 0], (hidden,), torch.float16),
-        "visual_summary": _stack([request.visual_summary], (hidden,), torch.float16),
-    }
-    return tensors, [{key: getattr(request, key) for key in _REQUEST_KEYS}]
-
-
-def _stack(values: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    if not values:
-        return torch.zeros(0, *shape, dtype=dtype)
-    joined = torch.stack([value.detach().cpu() for value in values])
-    if joined.shape[1:] != shape:
-        raise ValueError(f"a routing record has shape {tuple(joined.shape[1:])}, the header promises {shape}")
-    return (joined.float().clamp(-_HALF_MAX, _HALF_MAX) if dtype == torch.float16 else joined).to(dtype)
-
-
-def _concatenate(parts: Sequence[_Shard]) -> _Shard:
-    """Several shards, or items, as one; requests are numbered through."""
-    starts = torch.tensor([0, *(len(requests) for _, requests in parts)]).cumsum(0).tolist()
-    tensors = {name: torch.cat([part[name] for part, _ in parts]) for name in parts[0][0]}
-    numbered = [part["request"] + start for (part, _), start in zip(parts, starts, strict=False)]
-    tensors["request"] = torch.cat(numbered)
-    return tensors, [request for _, requests in parts for request in requests]
-
-
-def _read_shard(shard: Path, header: TraceHeader) -> _Shard:
-    requests = _requests_of(shard)
-    try:
-        with safe_open(shard, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (OSError, SafetensorError) as error:
-        raise _damaged(shard, str(error)) from None
-    _check_shard(shard, tensors, len(requests), header)
-    return tensors, requests
-
-
-def _check_shard(shard: Path, tensors: dict[str, Tensor], requests: int, header: TraceHeader) -> None:
-    like = _empty(header)
-    if set(tensors) != set(like):
-        raise _damaged(shard, f"it holds {', '.join(sorted(set(tensors) ^ set(like)))} too much or too little")
-    rows, prefill = len(tensors["request"]), int((tensors["step"] == 0).sum())
-    for name, tensor in tensors.items():
-        length = {"retained_mean": prefill, "visual_summary": requests}.get(name, rows)
-        if tensor.dtype != like[name].dtype or tuple(tensor.shape) != (length, *like[name].shape[1:]):
-            raise _damaged(shard, f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}")
-    known = torch.isin(tensors["layer"], torch.tensor(header.spec.moe_layers, dtype=torch.int32)).all()
-    in_range = rows == 0 or (int(tensors["request"].min()) >= 0 and int(tensors["request"].max()) < requests)
-    if not known or not in_range:
-        raise _damaged(shard, "it names a layer or an item that does not exist")
-
-
-def _as_trace_set(joined: _Shard, header: TraceHeader) -> TraceSet:
+def _as_trace_set(joined: Shard, header: TraceHeader) -> TraceSet:
     tensors, told = joined
     summaries = tensors.pop("visual_summary")
     records = tuple(

@@ -13,7 +13,8 @@ from vismmoe.metrics import hot_recall
 from vismmoe.predictors.features import advance_history, inputs_from_state
 from vismmoe.trace import read_traces
 from vismmoe.types import LayerState
-from vismmoe_training.data import EpochBatches, LookaheadData, RowTable, split_items
+from vismmoe_training.data import EpochBatches, LookaheadData, split_items
+from vismmoe_training.row_table import RowTable
 
 WriteLogs = Callable[..., Path]
 

@@ -10,8 +10,9 @@ import torch
 
 from vismmoe.predictors import LookaheadNet, PredictorConfig
 from vismmoe.trace import read_traces
-from vismmoe_training.data import LookaheadData, RowTable
+from vismmoe_training.data import LookaheadData
 from vismmoe_training.evaluate_predictors import CEILING, Recall, compare, recall_table, to_json, verdict
+from vismmoe_training.row_table import RowTable
 
 WriteLogs = Callable[..., Path]
 
@@ -71,6 +72,6 @@ def test_the_verdict_names_where_a_trivial_rule_is_as_good() -> None:
     assert verdict(fine) == []
     poor = [*fine, at("lookahead", 2, 0.6), at("next gate", 2, 0.7), at("frequency", 2, 0.6)]
     assert verdict(poor) == [
-        "at distance 2 frequency has recall@20 60.0%, the predictor 60.0%",
-        "at distance 2 next gate has recall@20 70.0%, the predictor 60.0%",
+        "at distance 2 (all) frequency has recall@20 60.0%, the predictor 60.0%",
+        "at distance 2 (all) next gate has recall@20 70.0%, the predictor 60.0%",
     ]

@@ -17,10 +17,12 @@ from vismmoe.errors import ArtifactError, CorpusError, UsageError
 from vismmoe.predictors import LookaheadNet, PredictorConfig, build_predictor
 from vismmoe.trace import read_traces
 from vismmoe.tracking import talking_to, tracking_uri
-from vismmoe_training.data import LookaheadData, RowTable
+from vismmoe_training.data import LookaheadData
 from vismmoe_training.evaluate_predictors import compare
+from vismmoe_training.fitting import FitSettings, fit
 from vismmoe_training.registry import register
-from vismmoe_training.train import FitSettings, fit, predictor_config, train
+from vismmoe_training.row_table import RowTable
+from vismmoe_training.train import predictor_config, train
 from vismmoe_training.warm_start import warm_start
 
 WriteLogs = Callable[..., Path]

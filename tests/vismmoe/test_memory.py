@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import vismmoe.memory as memory
-from vismmoe.memory import ResidentPeak, usable_cpus
+from vismmoe.memory import ResidentPeak, arithmetic_threads, usable_cpus
 
 MIB = 1024**2
 
@@ -35,3 +35,8 @@ def test_the_cgroup_quota_limits_processors(
     monkeypatch.setattr(memory, "_QUOTA_V2", tmp_path / "cpu.max")
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)))
     assert usable_cpus() == cpus
+
+
+def test_small_experts_run_on_one_thread_and_large_ones_on_all_that_may_be_used() -> None:
+    assert arithmetic_threads(24 * 1024) == 1
+    assert arithmetic_threads(9 * 1024**2) == usable_cpus()

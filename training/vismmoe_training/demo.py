@@ -184,7 +184,12 @@ def _recalls(trained: TrainSummary) -> str:
     from vismmoe_training.evaluate_predictors import recall_table
 
     shown = [recall for recall in trained.recalls if recall.k == 20]
-    lines = [recall_table(shown, "all"), *(f"not better: {shortfall}" for shortfall in trained.shortfalls)]
+    lines = [
+        recall_table(shown, "decode"),
+        "",
+        recall_table(shown, "all"),
+        *(f"not better: {shortfall}" for shortfall in trained.shortfalls),
+    ]
     return "\n".join(lines)
 
 

@@ -17,7 +17,8 @@ from vismmoe.metrics import hot_hits
 from vismmoe.predictors.features import rows_ahead
 from vismmoe.predictors.lookahead import LookaheadNet
 from vismmoe.talk import table
-from vismmoe_training.data import Batch, LookaheadData
+from vismmoe_training.data import LookaheadData
+from vismmoe_training.row_table import Batch
 
 TOP = (10, 20, 30)
 CEILING = "ceiling"
@@ -99,17 +100,17 @@ def to_json(recalls: Sequence[Recall]) -> dict[str, dict[str, dict[str, dict[str
 
 
 def verdict(recalls: Sequence[Recall], k: int = 20) -> list[str]:
-    """Where the learned predictor is not above a trivial rule, in sentences; empty when it is everywhere.
+    """Where the learned predictor is not above a trivial rule, in decode or overall; empty when it is everywhere.
 
     Next gate is expected to be beaten from distance 2 on, the others at every distance.
     """
-    cells = {(r.rule, r.distance): r.recall for r in recalls if r.phase == "all" and r.k == k and r.distance}
+    cells = {(r.phase, r.rule, r.distance): r.recall for r in recalls if r.k == k and r.distance}
     found = []
-    for (rule, distance), value in sorted(cells.items()):
-        own = cells.get(("lookahead", distance))
-        excused = rule in ("lookahead", CEILING) or (rule == "next gate" and distance < 2)
+    for (phase, rule, distance), value in sorted(cells.items()):
+        own = cells.get((phase, "lookahead", distance))
+        excused = rule in ("lookahead", CEILING) or (rule == "next gate" and distance < 2) or phase == "prefill"
         if own is not None and not excused and own <= value:
-            found.append(f"at distance {distance} {rule} has recall@{k} {value:.1%}, the predictor {own:.1%}")
+            found.append(f"at distance {distance} ({phase}) {rule} has recall@{k} {value:.1%}, the predictor {own:.1%}")
     return found
 
 

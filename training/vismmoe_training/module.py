@@ -11,12 +11,12 @@ from torch import Tensor
 
 from vismmoe.predictors.lookahead import LookaheadNet, lookahead_loss
 from vismmoe.predictors.options import PredictorConfig
-from vismmoe.types import ModelSpec
-from vismmoe_training.data import Batch
+from vismmoe.types import PHASES, ModelSpec
 from vismmoe_training.recall import HotRecall
+from vismmoe_training.row_table import Batch
 
 TOP = (10, 20, 30)  # the published k
-MONITOR = "val/recall20"
+MONITOR = "val/recall20"  # mean of prefill and decode, each blended over distances
 FITTED = ("guide.down", "guide.up")  # set by the warm start from a dense target: the loss below only trims them
 FITTED_RATE = 0.01  # of the learning rate
 
@@ -40,31 +40,37 @@ class LookaheadTrainer(LightningModule):
         )
         self.net = LookaheadNet(config, spec)
         self._gamma, self._rate, self._decay, self._seed = config.gamma, learning_rate, weight_decay, seed
-        self._recalls = torch.nn.ModuleList([HotRecall(k, config.window) for k in TOP])
+        recalls = {f"recall{k}_{phase}": HotRecall(k, config.window) for k in TOP for phase in PHASES}
+        self._recalls = torch.nn.ModuleDict(recalls)
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         # a resumed training drops the same units; Lightning calls no epoch hook in the first epoch after a resume
         torch.manual_seed(self._seed * 1_000_003 + self.global_step)
         loss = lookahead_loss(self.net(batch.inputs), batch.active, batch.exists, self._gamma)
-        self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(batch.active), prog_bar=True)
+        self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(batch.active))
         return loss
 
     def validation_step(self, batch: Batch, index: int) -> None:
         logits = self.net(batch.inputs)
         loss = lookahead_loss(logits, batch.active, batch.exists, self._gamma)
         self.log("val/loss", loss, batch_size=len(batch.active))
-        for recall in self._recalls:
+        decode = batch.inputs.decode
+        for name, recall in self._recalls.items():
             assert isinstance(recall, HotRecall)
-            recall.update(logits, batch.active)
+            rows = decode if name.endswith("decode") else ~decode
+            recall.update(logits[rows], batch.active[rows])
 
     def on_validation_epoch_end(self) -> None:
-        for recall in self._recalls:
+        told: dict[str, float] = {}
+        for name, recall in self._recalls.items():
             assert isinstance(recall, HotRecall)
-            by_distance = {f"val/recall{recall.k}_d{d + 1}": value for d, value in enumerate(recall.compute().tolist())}
-            known = {name: value for name, value in by_distance.items() if value == value}
-            self.log_dict({name: torch.tensor(value) for name, value in known.items()})
-            self.log(f"val/recall{recall.k}", torch.tensor(recall.blended()), prog_bar=recall.k == 20)
+            told[f"val/{name}"] = recall.blended()
+            told |= {f"val/{name}_d{d + 1}": value for d, value in enumerate(recall.compute().tolist())}
             recall.reset()
+        for k in TOP:  # a prefill activates ten times the experts of a decoded token: each phase weighs the same
+            phases = [told[f"val/recall{k}_{phase}"] for phase in PHASES]
+            told[f"val/recall{k}"] = float(torch.tensor(phases).nanmean())
+        self.log_dict({name: torch.tensor(value) for name, value in told.items() if value == value})
 
     def configure_optimizers(self) -> Any:
         fitted = [p for name, p in self.net.named_parameters() if name in FITTED]

@@ -6,31 +6,24 @@ number of the MLflow run. It goes away when the artifact is written, so the arti
 
 from __future__ import annotations
 
-import json
-import logging
-import shutil
-import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 
 from vismmoe.artifact import Artifact, check_replaceable, load_artifact, save_artifact
 from vismmoe.config import TrainConfig
-from vismmoe.errors import UsageError
-from vismmoe.predictors import LookaheadNet, PredictorConfig
-from vismmoe.trace import read_traces, write_atomically
-from vismmoe_training.data import LookaheadData, RowTable
+from vismmoe.predictors import PredictorConfig
+from vismmoe.trace import read_traces
+from vismmoe_training.data import LookaheadData
 from vismmoe_training.evaluate_predictors import Recall, compare, recall_table, to_json, verdict
-from vismmoe_training.module import MONITOR, LookaheadTrainer
+from vismmoe_training.fitting import FitSettings, Fitted, fit
 from vismmoe_training.registry import ModelVersion, TrackedRun
-from vismmoe_training.warm_start import warm_start
+from vismmoe_training.row_table import RowTable
+from vismmoe_training.training_state import TrainingState
 
 SMALL_WIDTH = 1024
 
@@ -53,17 +46,6 @@ class TrainSummary:
         rows = ", ".join(f"{count} {side}" for side, count in self.rows.items())
         lines = [*tables, *judged, f"{self.epochs} epochs; rows: {rows}. Artifact: {self.output}"]
         return "\n\n".join(lines) + (f"\n{self.version}" if self.version else "")
-
-
-@dataclass(frozen=True)
-class FitSettings:
-    """How long and how fast to learn; the network's own settings are a PredictorConfig."""
-
-    max_epochs: int
-    patience: int
-    learning_rate: float
-    weight_decay: float
-    seed: int
 
 
 def train(config: TrainConfig) -> TrainSummary:
@@ -100,121 +82,6 @@ def predictor_config(config: TrainConfig) -> PredictorConfig:
         return PredictorConfig.published(**shared, head=config.head)
     shared |= {"use_token_state": config.use_token_state, "use_next_gate": config.use_next_gate}
     return PredictorConfig(**shared, head=config.head, rank=config.rank)
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """The best network of a training, in its exported form."""
-
-    net: LookaheadNet
-    epochs: int
-    score: float  # held-out recall@20, blended
-
-
-def fit(
-    options: PredictorConfig,
-    settings: FitSettings,
-    data: LookaheadData,
-    *,
-    state: Path,
-    resume: bool = False,
-    logger: Logger | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> Fitted:
-    """Train with Lightning; checkpoints go to `state`, and with `resume` its last one is gone on with."""
-    _quieten_lightning()
-    torch.manual_seed(settings.seed)
-    spec = data.table.spec
-    module = LookaheadTrainer(options, spec, settings.learning_rate, settings.weight_decay, settings.seed)
-    module.net.standardise(data.table.inputs(data.rows["train"]))
-    if not resume:
-        warm_start(module.net, data)
-    best = ModelCheckpoint(state, "best", monitor=MONITOR, mode="max", enable_version_counter=False)
-    last = ModelCheckpoint(state, "last", save_on_train_epoch_end=True, enable_version_counter=False)
-    stop = EarlyStopping(MONITOR, mode="max", patience=settings.patience)
-    trainer = Trainer(
-        accelerator="cpu",  # the network is small: handing rows to a GPU costs more than it saves
-        max_epochs=settings.max_epochs,
-        logger=logger or False,
-        callbacks=[stop, EpochLines(), *callbacks, best, last],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        log_every_n_steps=10,
-    )
-    trainer.fit(module, datamodule=data, ckpt_path=str(state / "last.ckpt") if resume else None)
-    chosen = torch.load(best.best_model_path, weights_only=True)["state_dict"]
-    module.load_state_dict(chosen)
-    return Fitted(exported(module.net, data), trainer.current_epoch, float(best.best_model_score or 0.0))
-
-
-def exported(net: LookaheadNet, data: LookaheadData) -> LookaheadNet:
-    """The network as the artifact holds it: BatchNorm folded, no dropout."""
-    folded = LookaheadNet(net.config, data.table.spec, folded=True)
-    folded.load_state_dict(net.folded_weights())
-    return folded.eval().requires_grad_(False)
-
-
-class TrainingState:
-    """The folder `<output>.training`: checkpoints, the settings they were made with, the MLflow run they belong to."""
-
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        self.folder, self._settings = folder, settings
-
-    def open(self, experiment: str, uri: str | None, resume: bool) -> TrackedRun:
-        """The run to log into: a new one, or with `resume` the interrupted one. Raises UsageError."""
-        if resume:
-            known = self._known()
-            self._check(known["settings"])
-            return TrackedRun.resume(known["tracking_uri"], known["run_id"])
-        self._abandon()
-        run = TrackedRun.start(experiment, uri, {"vismmoe.command": "train"})
-        run.log(params=self._settings)
-        self.folder.mkdir(parents=True)
-        told = {"settings": self._settings, "tracking_uri": run.uri, "run_id": run.run_id}
-        write_atomically(self.folder / "state.json", json.dumps(told, indent=1).encode())
-        return run
-
-    def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _known(self) -> dict[str, Any]:
-        try:
-            known = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            known = None
-        if not isinstance(known, dict) or not (self.folder / "last.ckpt").is_file():
-            raise UsageError(f"There is nothing to resume: {self.folder} holds no checkpoint. Train without --resume.")
-        return known
-
-    def _check(self, before: dict[str, Any]) -> None:
-        for name, value in self._settings.items():
-            if before.get(name) != value:
-                raise UsageError(
-                    f"--resume must go on with the same settings, but {name} was {before.get(name)!r} and is now "
-                    f"{value!r}. Use the same, or train anew without --resume."
-                )
-
-    def _abandon(self) -> None:
-        """An interrupted training that is not resumed: its run ends, its checkpoints go."""
-        try:
-            known = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
-            run = TrackedRun(known["tracking_uri"], known["run_id"])
-            if run.is_running():  # kill -9 left it so
-                run.end("KILLED")
-        except (OSError, ValueError, KeyError, TypeError, UsageError):
-            pass  # no state, or its database is gone: nothing to end
-        self.remove()
-
-
-class EpochLines(Callback):
-    """One line an epoch on stderr."""
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        seen = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        told = [f"recall@{k} {seen[f'val/recall{k}']:.1%}" for k in (10, 20, 30) if f"val/recall{k}" in seen]
-        line = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  held-out {'  '.join(told)}"
-        print(line, file=sys.stderr, flush=True)
 
 
 def _finish(config: TrainConfig, output: Path, fitted: Fitted, data: LookaheadData, run: TrackedRun) -> TrainSummary:
@@ -290,9 +157,3 @@ def _mlflow_logger(run: TrackedRun, experiment: str) -> Logger:
 def _threads(width: int) -> int:
     """A small network is slower on many threads, and very much so beside other work: they wait for one another."""
     return torch.get_num_threads() if width >= SMALL_WIDTH else 1
-
-
-def _quieten_lightning() -> None:
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    for message in ("does not have many workers", "Checkpoint directory", "number of training batches", "isinstance"):
-        warnings.filterwarnings("ignore", f".*{message}.*")

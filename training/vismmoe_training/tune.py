@@ -21,9 +21,10 @@ from vismmoe.config import TuneConfig
 from vismmoe.errors import CorpusError, UsageError
 from vismmoe.predictors import LookaheadNet, PredictorConfig
 from vismmoe.trace import TraceSet, read_traces, write_atomically
-from vismmoe_training.data import LookaheadData, RowTable
+from vismmoe_training.data import LookaheadData
+from vismmoe_training.fitting import FitSettings, fit
 from vismmoe_training.recall import HotRecall
-from vismmoe_training.train import FitSettings, fit
+from vismmoe_training.row_table import RowTable
 
 WINDOWS = (3, 8)  # searched, both included
 COMMON_DISTANCES = WINDOWS[0]

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from vismmoe.metrics import hot_hits
 from vismmoe.predictors.features import gate_evidence
-from vismmoe.predictors.lookahead import Guide, LookaheadNet
+from vismmoe.predictors.guide import Guide
+from vismmoe.predictors.lookahead import LookaheadNet
 from vismmoe_training.data import LookaheadData, Split
 
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # of the standardised inputs' mean square, times rows

@@ -20,11 +20,10 @@ from vismmoe.predictors.decode_call import DecodeCall
 from vismmoe.predictors.features import (
     PredictorInputs,
     feature_count,
-    gate_evidence,
-    history_evidence,
     inputs_from_state,
     trunk_features,
 )
+from vismmoe.predictors.guide import Guide
 from vismmoe.predictors.next_gate import NextGate
 from vismmoe.predictors.options import PredictorConfig
 from vismmoe.types import LayerState, ModelSpec
@@ -89,77 +88,6 @@ class LookaheadNet(nn.Module):
         return {name: value.detach().float().cpu().clone() for name, value in state.items()}
 
 
-class Guide(nn.Module):
-    """The per-layer half of the guided network: evidence from next gate and history, and a learned drift."""
-
-    def __init__(self, config: PredictorConfig, spec: ModelSpec, folded: bool = False) -> None:
-        super().__init__()
-        layers, experts, window, hidden = len(spec.moe_layers), spec.num_experts, config.window, spec.hidden_size
-        self.window = window
-        self.use_gate = config.use_next_gate
-        self.use_token = config.use_token_state
-        self.folded = folded
-        if not folded:
-            self.token_mean = nn.Buffer(torch.zeros(hidden))
-            self.token_scale = nn.Buffer(torch.ones(hidden))
-        # first axis: prefill (0) and decode (1), whose evidence means different things
-        self.gate_scale = nn.Parameter(torch.ones(2, layers, window))
-        self.history_scale = nn.Parameter(torch.full((2, layers, window), 0.1))
-        self.drift_scale = nn.Parameter(torch.tensor([0.0, 1.0]).view(2, 1, 1).expand(2, layers, window).clone())
-        prior = spec.top_k / spec.num_experts
-        self.bias = nn.Parameter(torch.full((2, layers, window, experts), prior).logit())
-        self.out = nn.Parameter(torch.zeros(layers, config.hidden_sizes[1], window * experts))
-        if self.use_token:
-            self.down = nn.Parameter(torch.randn(layers, hidden, config.rank) / hidden**0.5)
-            self.up = nn.Parameter(torch.zeros(layers, config.rank, window * experts))
-
-    def forward(self, z: Tensor, inputs: PredictorInputs) -> Tensor:
-        """z: (B, h2) from the trunk. Returns (B, W, E) logits."""
-        phase, row = inputs.decode.long(), inputs.row
-        out = self._of(self.bias, phase, row)
-        out = out + self._of(self.history_scale, phase, row) * history_evidence(inputs.ahead)
-        if self.use_gate:
-            out = out + self._of(self.gate_scale, phase, row) * gate_evidence(inputs.next_gate, inputs.decode)
-        if self.use_token:
-            token = inputs.token if self.folded else (inputs.token - self.token_mean) * self.token_scale
-            drift = per_layer(row, token, self.down, self.up).view_as(out)
-            out = out + self._of(self.drift_scale, phase, row) * drift
-        return out + per_layer(row, z, self.out).view_as(out)
-
-    def folded_weights(self) -> dict[str, Tensor]:
-        """The scaling of the token state inside `down`, what it leaves over inside `bias`."""
-        state = {name: value.detach() for name, value in self.named_parameters()}
-        if self.use_token:
-            state["down"] = state["down"] * self.token_scale.unsqueeze(-1)
-            left_over = ((self.token_mean @ state["down"]).unsqueeze(1) @ state["up"]).view(
-                len(self.up), self.window, -1
-            )
-            state["bias"] = state["bias"] - self.drift_scale.detach().unsqueeze(-1) * left_over
-        return state
-
-    def _of(self, table: Tensor, phase: Tensor, row: Tensor) -> Tensor:
-        """(2, L, W) or (2, L, W, E) -> (B, W, 1 or E), each call's own phase and layer."""
-        index = phase * table.shape[1] + row
-        return F.embedding(index, table.flatten(2).flatten(0, 1)).view(len(row), self.window, -1)
-
-
-def per_layer(row: Tensor, x: Tensor, *weights: Tensor) -> Tensor:
-    """x through the matrices of its own layer. row: (B,); x: (B, n); weights: (L, n, m), (L, m, o) ...: (B, o)."""
-    if len(x) == 1:  # serving: one call, one layer
-        for weight in weights:
-            x = x @ weight[int(row)]
-        return x
-    order = torch.argsort(row, stable=True)
-    present, sizes = torch.unique_consecutive(row[order], return_counts=True)
-    chosen = list(zip(*(weight.unbind() for weight in weights), strict=True))  # unbind: one gradient for all layers
-    outs = []
-    for layer, part in zip(present.tolist(), torch.split(x[order], sizes.tolist()), strict=True):
-        for weight in chosen[layer]:
-            part = part @ weight
-        outs.append(part)
-    return torch.cat(outs)[torch.argsort(order)]
-
-
 def lookahead_loss(logits: Tensor, active: Tensor, exists: Tensor, gamma: float) -> Tensor:
     """Soft binary cross-entropy with distance decay (VisMMoE §2), a mean over what exists.
 
@@ -183,10 +111,10 @@ class LookaheadPredictor:
     kind = "lookahead"
 
     def __init__(self, net: LookaheadNet, spec: ModelSpec, gate: NextGate | None = None) -> None:
+        if not net.folded:
+            raise ValueError("only the exported form of a network can serve")
         self.window = net.config.window
-        self.source: str | None = None  # where it came from, for the report
-        self.version: str | None = None
-        self._net = net.eval().requires_grad_(False)  # in its folded form
+        self._net = net.eval().requires_grad_(False)
         self._rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
         self._gate = gate
         self._no_gate = torch.zeros(self.window, spec.num_experts)
@@ -208,8 +136,9 @@ class LookaheadPredictor:
                 raise RuntimeError("this predictor uses next gate: call bind() with the checkpoint's routers first")
             row = self._rows[state.layer]
             ahead = min(self.window, len(self._rows) - 1 - row)
-            scores = self._scores(state, row, ahead).sigmoid().expand(self.window, -1)
-            return scores if ahead == self.window else F.pad(scores[:ahead], (0, 0, 0, self.window - ahead))
+            scores = self._scores(state, row, ahead).sigmoid()
+            scores = scores[:ahead] if len(scores) > 1 else scores.expand(ahead, -1)
+            return scores if ahead == self.window else F.pad(scores, (0, 0, 0, self.window - ahead))
 
     def _scores(self, state: LayerState, row: int, ahead: int) -> Tensor:
         gate = self._gate if self._net.config.use_next_gate else None

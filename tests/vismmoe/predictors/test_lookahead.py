@@ -10,7 +10,8 @@ import torch
 from vismmoe.errors import UsageError
 from vismmoe.predictors import LookaheadNet, LookaheadPredictor, NextGate, PredictorConfig
 from vismmoe.predictors.features import PredictorInputs, inputs_from_state
-from vismmoe.predictors.lookahead import lookahead_loss, per_layer
+from vismmoe.predictors.guide import per_layer
+from vismmoe.predictors.lookahead import lookahead_loss
 from vismmoe.types import LayerState, ModelSpec
 
 SPEC = ModelSpec("tiny", 4, (0, 1, 2, 3), num_experts=8, top_k=2, hidden_size=5, expert_width=4, fingerprint="f")
@@ -84,10 +85,8 @@ def test_rows_go_through_their_own_layers_matrices_whatever_their_order() -> Non
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_exported_form_scores_as_the_trained_one(name: str) -> None:
-    net = trained(name)
-    folded = LookaheadNet(net.config, SPEC, folded=True)
-    folded.load_state_dict(net.folded_weights())
-    assert not any("running" in key for key in folded.state_dict())
+    net, folded = trained(name), exported(name)
+    assert not any(word in key for key in folded.state_dict() for word in ("running", "mean", "input"))
     torch.testing.assert_close(folded(inputs(9)), net(inputs(9)), rtol=1e-4, atol=1e-4)
 
 
@@ -111,12 +110,16 @@ def state(layer: int, phase: str = "decode", tokens: int = 1) -> LayerState:
     return LayerState(layer, phase, torch.randn(tokens, 5), torch.randn(5), torch.randn(5), torch.rand(4, 8))  # type: ignore[arg-type]
 
 
-def predictor(name: str) -> LookaheadPredictor:
+def exported(name: str) -> LookaheadNet:
     net = trained(name)
     folded = LookaheadNet(net.config, SPEC, folded=True)
     folded.load_state_dict(net.folded_weights())
+    return folded
+
+
+def predictor(name: str) -> LookaheadPredictor:
     routers = {layer: torch.randn(8, 5, generator=torch.Generator().manual_seed(layer)) for layer in SPEC.moe_layers}
-    return LookaheadPredictor(folded, SPEC, NextGate(SPEC, routers))
+    return LookaheadPredictor(exported(name), SPEC, NextGate(SPEC, routers))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -157,11 +160,16 @@ def test_scores_carry_no_gradient() -> None:
 
 
 def test_a_predictor_that_needs_the_routers_says_so() -> None:
-    unbound = LookaheadPredictor(trained("guided"), SPEC)
+    unbound = LookaheadPredictor(exported("guided"), SPEC)
     assert unbound.needs_gate
     with pytest.raises(RuntimeError, match="bind"):
         unbound.predict(state(0))
-    assert not LookaheadPredictor(trained("published"), SPEC).needs_gate
+    assert not LookaheadPredictor(exported("published"), SPEC).needs_gate
+
+
+def test_a_network_in_training_form_cannot_serve() -> None:
+    with pytest.raises(ValueError, match="exported"):
+        LookaheadPredictor(trained("published"), SPEC)
 
 
 @pytest.mark.parametrize(

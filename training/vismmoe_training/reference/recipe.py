@@ -38,7 +38,7 @@ SMALLEST, SMALL, FULL = SceneSpec(max_side_px=128), SceneSpec(max_side_px=160), 
 CROWDED = SceneSpec(min_objects=3, max_objects=6, max_side_px=128, text_probability=0.7)
 VISION_MIX = (*[CROWDED] * 6, SMALLEST, SMALL)
 WHOLE_MIX = (*[SMALLEST] * 5, SMALL, SMALL, FULL)
-QUESTIONS = {"existence": 2, "count": 2, "position": 2, "colour": 2, "reading": 1, "choice": 1}  # a picture
+QUESTIONS = {"existence": 1, "count": 2, "position": 1, "colour": 1, "reading": 1, "choice": 3}  # a picture
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from vismmoe_training.reference.pool import PooledScene, pixel_values
 class RoutingWeights:
     """Weights of the terms that make a small model route like a large one; each term is 0 where it has its way."""
 
-    visual: float = 0.05  # balance of the visual tokens of a batch (Switch form, per layer)
-    picture: float = 0.2  # balance of the visual tokens within each picture: a real one spreads over most experts
+    visual: float = 0.1  # balance of the visual tokens of a batch (Switch form, per layer)
+    picture: float = 0.03  # balance of the visual tokens within each picture: a real one spreads over most experts
     text: float = 0.05  # the other way round: the text of a request comes back to the same experts
-    foresight: float = 0.1  # the next layer's router should find most of its choice in this layer's state already
+    foresight: float = 2.0  # the next layer's router should find most of its choice in this layer's state already
 
 
 TEXT_CONCENTRATION = 0.4  # imbalance of the text of a request from which on nothing more is asked
