@@ -129,13 +129,13 @@ def dialogue_batch(
 class EpochData(L.LightningDataModule):
     """A fresh, seeded data set for each epoch, so that a resumed run sees what an unbroken one would have seen."""
 
-    def __init__(self, make: Callable[[int], IterableDataset[Any]]) -> None:
+    def __init__(self, make: Callable[[int], IterableDataset[Any]], epoch_steps: int) -> None:
         super().__init__()
-        self.make = make
+        self.make, self.epoch_steps = make, epoch_steps
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """The data of the trainer's current epoch."""
-        epoch = self.trainer.current_epoch if self.trainer else 0
+        """The data of the epoch that begins; a resumed trainer still names the finished one, so the steps tell."""
+        epoch = self.trainer.global_step // self.epoch_steps if self.trainer else 0
         return DataLoader(self.make(epoch), batch_size=None)
 
 
@@ -180,7 +180,7 @@ class Recipe:
             def epoch_data(epoch: int) -> VisionBatches:
                 return VisionBatches(pool, strips, batch=size, seed=self._epoch_seed(1, epoch), steps=steps)
 
-            data = EpochData(epoch_data)
+            data = EpochData(epoch_data, config.epoch_steps)
             fit(stage, data, config.work / "vision", config.vision_steps, config.stop_after_epochs)
 
     def train_whole(self) -> None:
@@ -203,7 +203,13 @@ class Recipe:
             seed, steps = self._epoch_seed(2, epoch), config.epoch_steps
             return DialogueBatches(*part, encoder, batch=config.whole_batch, seed=seed, steps=steps)
 
-        fit(stage, EpochData(epoch_data), config.work / "whole", config.whole_steps, config.stop_after_epochs)
+        fit(
+            stage,
+            EpochData(epoch_data, config.epoch_steps),
+            config.work / "whole",
+            config.whole_steps,
+            config.stop_after_epochs,
+        )
 
     def export(self, folder: Path, scenes: int = 512) -> Measurement:
         """Save the model as people load it, measure those very weights, and write its card."""

@@ -57,7 +57,7 @@ class RoutingMeter:
         for name, mask in (("visual", visual), ("text", text)):
             own = chosen[:, mask]
             counts = _histogram(own, self.load.shape[1])
-            self._note(f"coverage_{name}", counts.topk(TOP).values.sum(-1) / counts.sum(-1))
+            self._note(f"coverage_{name}", counts.topk(min(TOP, counts.shape[-1])).values.sum(-1) / counts.sum(-1))
             both = mask[1:] & mask[:-1]
             same = (chosen[:, 1:, :, None] == chosen[:, :-1, None, :]).any(-1).float().mean(-1)
             self._note(f"previous_token_{name}", same[:, both].mean(-1))
