@@ -174,8 +174,8 @@ def test_routing_figures_of_a_worked_case() -> None:
     # Two layers, 40 experts, three text tokens of two choices; the second token repeats one choice of the first.
     chosen = torch.tensor([[[0, 1], [1, 2], [3, 4]], [[5, 6], [5, 6], [5, 6]]])
     meter = RoutingMeter(2, 40)
-    nobody, everybody = torch.zeros(3, dtype=torch.bool), torch.ones(3, dtype=torch.bool)
-    meter.add(chosen, everybody, everybody & ~nobody)
+    everybody = torch.ones(3, dtype=torch.bool)
+    meter.add(chosen, everybody, everybody)
     meter.add_next_gate(torch.tensor([[[5, 9], [5, 6], [7, 8]]]), chosen[1:])
     figures = meter.figures()
     assert figures.coverage_text == (1.0, 1.0)

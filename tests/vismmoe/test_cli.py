@@ -129,7 +129,7 @@ def test_wrong_usage_gets_status_2_and_a_sentence_that_helps(
         (BudgetError("16 bytes are too few."), 4),
         (MemoryError(), 4),
         (VisMMoEError("Something foreseen."), 1),
-        (PermissionError(13, "Permission denied", "/root/x"), 1),
+        (PermissionError(13, "Permission denied", "locked/x"), 1),
         (ZeroDivisionError("division by zero"), 1),
         (SystemExit("a library gave up"), 1),
         (KeyboardInterrupt(), 130),

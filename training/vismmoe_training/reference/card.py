@@ -18,9 +18,9 @@ pipeline_tag: image-text-to-text
 
 # VisMMoE reference model
 
-A Qwen3-VL-MoE of {parameters:.1f} million parameters, trained from scratch on generated scenes by `make reference`
-(seed {seed}). **It demonstrates and tests the machinery**: it knows 28 kinds of drawn things, 10 colours, 24 written
-words and two-digit numbers, and nothing else. Real use names a real checkpoint.
+A Qwen3-VL-MoE of {parameters:.1f} million parameters, trained from scratch on generated scenes with the recipe of
+`make reference` (seed {seed}). **It demonstrates and tests the machinery**: it knows 28 kinds of drawn things,
+10 colours, 24 written words and two-digit numbers, and nothing else. Real use names a real checkpoint.
 
 | | |
 |---|---|

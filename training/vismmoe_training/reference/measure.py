@@ -48,7 +48,6 @@ def measure(
     scenes: int = 512,
     seed: int = 424242,
     batch: int = 16,
-    spec: SceneSpec | None = None,
 ) -> Measurement:
     """One question of each style about each of `scenes` scenes of the full size range.
 
@@ -56,7 +55,7 @@ def measure(
     decoding is the same as generating it.
     """
     model.eval()
-    pool = build_pool(scenes, seed, [spec or SceneSpec()])
+    pool = build_pool(scenes, seed, [SceneSpec()])
     features = encode_pool(model, pool)
     encoder, rng = DialogueEncoder(tokenizer), np.random.default_rng(seed)
     asked: Counter[str] = Counter()
