@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from vismmoe.experts.cache import ExpertCache
 from vismmoe.experts.transfers import CpuTransfers, Ticket
@@ -18,14 +18,17 @@ class LayerDemand:
 
     def __init__(
         self,
-        needed: Iterable[ExpertId],
-        session: Session,
+        needed: Mapping[ExpertId, Sequence[Session]],
         cache: ExpertCache,
         transfers: CpuTransfers,
         prefetcher: Prefetcher,
     ) -> None:
-        """Counts the accesses, holds what is resident and starts as many reads as slabs allow."""
-        self._session = session
+        """Counts the accesses, holds what is resident and starts as many reads as slabs allow.
+
+        needed: expert -> the requests that need it in this forward, one or more. The first of them is told of the load;
+        the others find the expert there, which is a hit.
+        """
+        self._needed = needed
         self._cache = cache
         self._transfers = transfers
         self._prefetcher = prefetcher
@@ -52,7 +55,11 @@ class LayerDemand:
                 self._start_reads()
 
     def _access(self, expert: ExpertId) -> None:
-        counting = self._session.counting
+        first, *others = self._needed[expert]
+        for session in others:
+            session.counting.accesses += 1
+            session.counting.hits += 1
+        counting = first.counting
         counting.accesses += 1
         slot = self._cache.lookup(expert)
         if slot is None:
@@ -60,7 +67,7 @@ class LayerDemand:
             self._waiting.append(expert)
             return
         counting.hits += 1
-        self._prefetcher.used(self._session, expert)
+        self._prefetcher.used(first, expert)
         ticket = self._transfers.ticket(expert)
         if ticket is None:
             self._ready.append((expert, slot))
@@ -86,6 +93,7 @@ class LayerDemand:
         except Exception:
             self._cache.forget(ticket.expert)
             raise
-        self._session.counting.stall_ms += (time.perf_counter() - started) * 1e3
-        self._prefetcher.landed(self._session, ticket)
+        first = self._needed[ticket.expert][0]
+        first.counting.stall_ms += (time.perf_counter() - started) * 1e3
+        self._prefetcher.landed(first, ticket)
         return ticket.expert, ticket.slot

@@ -1,9 +1,10 @@
-"""THE file to read: an Engine loads a checkpoint under a memory budget and answers requests, one at a time.
+"""THE file to read: an Engine loads a checkpoint under a memory budget and answers requests, one at a time or together.
 
     image + question -> processor -> vision tower -> prefix layers on all tokens -> compressor keeps M of N
     -> each deeper layer: router, fetch, foresee, run, expire, prefetch (pipeline.py) -> logits
 
-transformers' own generate() drives, greedily; hooks and a registered experts function do the rest.
+transformers' own generate() drives, greedily; hooks and a registered experts function do the rest. Requests that are
+answered together meet at each MoE layer, which then loads each expert once for all of them.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -24,10 +26,11 @@ from vismmoe.config import EngineConfig, resolve_model
 from vismmoe.errors import UsageError, VisMMoEError
 from vismmoe.experts.plan import MemoryPlan
 from vismmoe.images import load_images
+from vismmoe.lockstep import LockStep
 from vismmoe.memory import ResidentPeak, arithmetic_threads
 from vismmoe.models.checkpoint import Checkpoint, open_checkpoint
 from vismmoe.models.dtypes import resolve_device, resolve_dtype
-from vismmoe.models.generation import greedy_config, stop_tokens, text_stream
+from vismmoe.models.generation import ModelState, greedy_config, stop_tokens, text_stream
 from vismmoe.models.hooks import StackHooks
 from vismmoe.models.load import (
     ExpertsRunner,
@@ -38,7 +41,7 @@ from vismmoe.models.load import (
     router_weights,
 )
 from vismmoe.models.prompt import Prompt, encode
-from vismmoe.pipeline import ExpertPipeline, PipelineOptions
+from vismmoe.pipeline import ExpertPipeline, LayerCall, PipelineOptions
 from vismmoe.planning import (
     CONTEXT_TOKENS,
     IMAGE_SIZE,
@@ -68,8 +71,23 @@ class PredictorOrigin:
     version: str | None = None
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A request that is ready to run."""
+
+    request: Request
+    session: Session
+    started: float  # s, of time.perf_counter()
+
+
+class _Here(threading.local):
+    """Whose forward the calling thread runs: requests that are answered together have a thread each."""
+
+    session: Session | None = None
+
+
 class Engine:
-    """One loaded checkpoint. A context manager; close() ends its threads. Requests are answered one after another."""
+    """One loaded checkpoint. A context manager; close() ends its threads. Calls are answered one after another."""
 
     def __init__(
         self,
@@ -98,12 +116,14 @@ class Engine:
         self._peak = peak
         self._load_ms = load_ms
         self._device = resolve_device(config.device)
-        self._session: Session | None = None
+        self._here = _Here()
+        self._state = ModelState(model)
+        self._meeting: LockStep[tuple[int, LayerCall], Tensor, tuple[list[int], float]] | None = None
         self._gate: NextGate | None = None  # for recording
         self._turn = threading.Lock()
         self._closed = False
         last = checkpoint.spec.moe_layers[self.prefix_layers - 1] if self.prefix_layers else -1
-        StackHooks(model, checkpoint.family, last + 1, lambda: self._session)
+        StackHooks(model, checkpoint.family, last + 1, lambda: self._here.session)
         route_experts(model, checkpoint.family, self._runner)
 
     @classmethod
@@ -163,14 +183,24 @@ class Engine:
 
         Raises UsageError, ImageError, CheckpointError, BudgetError. An interruption closes the engine.
         """
-        return self._answer(request, on_text, None)[0]
+        return self._answer((request,), on_text, None)[0][0]
+
+    def generate_together(self, requests: Sequence[Request]) -> list[GenerationResult]:
+        """Answer several requests in lock-step, each with the very bits that generate() gives it alone.
+
+        Each MoE layer loads an expert once for all of them. A load counts for the first request that needs the expert,
+        evictions for the first request of all; times are those of a request among the others.
+
+        Raises what generate() raises; BudgetError when each would fit alone and all together do not.
+        """
+        return [result for result, _ in self._answer(requests, None, None)]
 
     def record(self, request: Request, *, request_id: int = 0, item: str = "", window: int = 5) -> Recording:
         """Answer and note the routing of every forward and MoE layer; window: layers ahead of the next-gate masses."""
         if self._gate is None or self._gate.window != window:
             self._gate = NextGate(self.spec, self.routers, self.router_norms, window)
         recorder = Recorder(self.spec, self._gate, request_id)
-        result, session = self._answer(request, None, recorder)
+        ((result, session),) = self._answer((request,), None, recorder)
         told = RequestRecord(
             request=request_id,
             item=item,
@@ -184,22 +214,27 @@ class Engine:
         return Recording(result, told, tuple(recorder.records))
 
     def _answer(
-        self, request: Request, on_text: OnText | None, recorder: Recorder | None
-    ) -> tuple[GenerationResult, Session]:
+        self, requests: Sequence[Request], on_text: OnText | None, recorder: Recorder | None
+    ) -> list[tuple[GenerationResult, Session]]:
         with self._turn:
             if self._closed:
                 raise UsageError("this engine is closed: load a new one")
-            images = load_images(request.images)
-            started = time.perf_counter()
-            token_id = int(getattr(self.checkpoint.config, self.checkpoint.family.visual_token_key))
-            prompt = encode(self._processor, self.checkpoint.config, images, request.prompt, token_id)
-            self._check_fits(request, prompt)
-            session = self._open_session(request, prompt)
+            asked = [self._prepare(request) for request in requests]
+            self._check_fits(asked)
             evicted = self._pipeline.evictions
-            tokens = self._run(request, session, on_text, recorder)
-            text = str(self._processor.tokenizer.decode(tokens, skip_special_tokens=True))
-            total_ms = (time.perf_counter() - started) * 1e3
-            return self._report(session, tokens, text, total_ms, self._pipeline.evictions - evicted), session
+            answers = self._run(asked, on_text, recorder)
+            evictions = [self._pipeline.evictions - evicted] + [0] * len(asked)
+            return [
+                (self._report(each.session, tokens, (ended - each.started) * 1e3, count), each.session)
+                for each, (tokens, ended), count in zip(asked, answers, evictions, strict=False)
+            ]
+
+    def _prepare(self, request: Request) -> _Asked:
+        images = load_images(request.images)
+        started = time.perf_counter()
+        token_id = int(getattr(self.checkpoint.config, self.checkpoint.family.visual_token_key))
+        prompt = encode(self._processor, self.checkpoint.config, images, request.prompt, token_id)
+        return _Asked(request, self._open_session(request, prompt), started)
 
     def _open_session(self, request: Request, prompt: Prompt) -> Session:
         if request.max_new_tokens < 1:
@@ -222,28 +257,29 @@ class Engine:
             device=self._device,
         )
 
-    def _check_fits(self, request: Request, prompt: Prompt) -> None:
+    def _check_fits(self, asked: Sequence[_Asked]) -> None:
+        """Requests in lock-step go through the vision tower one by one; all their caches are alive together."""
         check_request(
             self.plan,
             self._planned_for,
             self.checkpoint,
             self.config,
-            visual_tokens=len(prompt.visual_positions),
-            tokens=prompt.tokens + request.max_new_tokens,
+            visual_tokens=max((len(each.session.prompt.visual_positions) for each in asked), default=0),
+            tokens=sum(each.session.prompt.tokens + each.request.max_new_tokens for each in asked),
+            requests=len(asked),
         )
 
-    def _run(self, request: Request, session: Session, on_text: OnText | None, recorder: Recorder | None) -> list[int]:
-        """Ids of the answer's tokens."""
+    def _run(
+        self, asked: Sequence[_Asked], on_text: OnText | None, recorder: Recorder | None
+    ) -> list[tuple[list[int], float]]:
+        """For each: the ids of the answer's tokens, and when the last one was there."""
         self._pipeline.begin_request()
         self._pipeline.watcher = recorder
-        self._session = session
         try:
-            with torch.inference_mode():
-                ids = self._model.generate(  # type: ignore[operator]
-                    **{name: value.to(self._device) for name, value in session.prompt.inputs.items()},
-                    generation_config=greedy_config(self._stop, self._processor, request.max_new_tokens),
-                    streamer=None if on_text is None else text_stream(self._processor.tokenizer, on_text),
-                )
+            if len(asked) == 1:
+                return [self._decode(asked[0], on_text)]
+            self._meeting = LockStep([partial(self._decode, each, None) for each in asked], self._run_meeting)
+            return self._meeting.run()
         except VisMMoEError:
             self._pipeline.recover()
             raise
@@ -251,23 +287,49 @@ class Engine:
             self.close()
             raise
         finally:
-            self._session = None
+            self._meeting = None
             self._pipeline.watcher = None
-        found: list[int] = ids[0, session.prompt.tokens :].tolist()
-        return found
+
+    def _decode(self, asked: _Asked, on_text: OnText | None) -> tuple[list[int], float]:
+        session = asked.session
+        torch.get_num_threads()  # a thread's first question lets torch give it the engine's number of threads
+        self._here.session = session
+        try:
+            with torch.inference_mode():
+                ids = self._model.generate(  # type: ignore[operator]
+                    **{name: value.to(self._device) for name, value in session.prompt.inputs.items()},
+                    generation_config=greedy_config(self._stop, self._processor, asked.request.max_new_tokens),
+                    streamer=None if on_text is None else text_stream(self._processor.tokenizer, on_text),
+                )
+        finally:
+            self._here.session = None
+        return ids[0, session.prompt.tokens :].tolist(), time.perf_counter()
 
     def _runner(self, layer: int) -> ExpertsRunner:
         def run(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-            if self._session is None:
+            session = self._here.session
+            if session is None:
                 raise RuntimeError("this model runs through Engine.generate only")
-            return self._pipeline.run_layer(self._session, module, layer, hidden, top_k_index, top_k_weights)
+            if self._meeting is None:
+                return self._pipeline.run_layer(session, module, layer, hidden, top_k_index, top_k_weights)
+            kept = self._state.take()
+            out = self._meeting.meet((layer, LayerCall(session, module, hidden, top_k_index, top_k_weights)))
+            self._state.put(kept)
+            return out
 
         return run
 
-    def _report(
-        self, session: Session, tokens: list[int], text: str, total_ms: float, evictions: int
-    ) -> GenerationResult:
+    def _run_meeting(self, calls: list[tuple[int, LayerCall]]) -> list[Tensor]:
+        """All began together and each forward goes through the same layers, so all are at the same one."""
+        layer = calls[0][0]
+        if any(other != layer for other, _ in calls):
+            raise RuntimeError(f"requests in lock-step are at layers {sorted({other for other, _ in calls})}")
+        with torch.inference_mode():
+            return self._pipeline.run_together(layer, [call for _, call in calls])
+
+    def _report(self, session: Session, tokens: list[int], total_ms: float, evictions: int) -> GenerationResult:
         plan, kind, origin = self.plan, self.predictor, self._origin
+        text = str(self._processor.tokenizer.decode(tokens, skip_special_tokens=True))
         return GenerationResult(
             text=text,
             model=self.config.model,
@@ -276,7 +338,12 @@ class Engine:
             timing_ms=timing(session.clock, load_ms=self._load_ms, total_ms=total_ms),
             tokens_per_second=tokens_per_second(session.clock),
             experts=ExpertReport(
-                session.counters["prefill"], session.counters["decode"], evictions, plan.slabs, plan.pinned_layers
+                session.counters["prefill"],
+                session.counters["decode"],
+                evictions,
+                plan.slabs,
+                plan.pinned_layers,
+                session.distinct_experts(),
             ),
             memory=self._memory(),
             predictor=None if kind is None else PredictorReport(kind.kind, kind.window, origin.source, origin.version),

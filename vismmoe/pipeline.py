@@ -7,7 +7,7 @@ predictor foresees is copied beside the computation. The order in which experts 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,12 +19,23 @@ from vismmoe.experts.plan import MemoryPlan
 from vismmoe.experts.slabs import SlabPool
 from vismmoe.experts.store import DirectIO, ExpertStore
 from vismmoe.experts.transfers import CpuTransfers, CudaTransfers
-from vismmoe.models.arithmetic import LayerSum, read_demand
-from vismmoe.prefetch import Prefetcher, Watchdog
+from vismmoe.models.arithmetic import Demand, LayerSum, read_demand
+from vismmoe.prefetch import Foreseen, Prefetcher, Watchdog
 from vismmoe.session import Session
 from vismmoe.types import ExpertId, ExpertLayout, LayerState, ModelSpec, Predictor
 
 Watcher = Callable[[Session, LayerState, Tensor, Tensor], None]  # recording: after a router, with indices and weights
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """What one request asks of the routed experts of one layer: hidden (T, H), choices and weights (T, k)."""
+
+    session: Session
+    module: nn.Module
+    hidden: Tensor
+    top_k_index: Tensor
+    top_k_weights: Tensor
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,16 @@ class PipelineOptions:
     readers: int = 1
     prefetch: bool = True
     lookahead_top: int = 20  # B: experts foreseen after each decoded layer, at most
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One request at one layer: what its router chose, and the sum that the experts' outputs go into."""
+
+    session: Session
+    state: LayerState
+    demand: Demand
+    work: LayerSum
 
 
 class ExpertPipeline:
@@ -92,33 +113,61 @@ class ExpertPipeline:
         top_k_weights: Tensor,
     ) -> Tensor:
         """Output (T, H) of the routed experts of decoder layer `layer`; hidden (T, H), choices and weights (T, k)."""
+        return self.run_together(layer, (LayerCall(session, module, hidden, top_k_index, top_k_weights),))[0]
+
+    def run_together(self, layer: int, calls: Sequence[LayerCall]) -> list[Tensor]:
+        """The same for requests that are at the same layer of the same phase: each expert is loaded once for all.
+
+        Every request's arithmetic is its own, so its bits are those it would get alone.
+        """
         if layer == self.spec.moe_layers[0]:
             self._cache.begin_step()
-        self._prefetcher.settle(session)
-        demand = read_demand(top_k_index)
-        work = LayerSum(module, hidden, top_k_weights, demand)
-        state = session.see_routing(layer, hidden, top_k_index, top_k_weights, demand)
-        if self.watcher is not None:
-            self.watcher(session, state, top_k_index, top_k_weights)
-        needed = [ExpertId(layer, expert) for expert in demand.experts]
+        self._prefetcher.settle(calls[0].session)
+        visits = [self._visit(layer, call) for call in calls]
+        needed = visitors(visits)
         if layer in self._pinned:
-            self._prefetcher.start(session, self._prefetcher.foresee(session, state))
-            for expert in needed:
-                work.run(expert.expert, self._pinned_pool.weights(self._pinned_slots[expert]))
+            self._prefetcher.start(calls[0].session, self._foresee(visits))
+            for expert, askers in needed.items():
+                weights = self._pinned_pool.weights(self._pinned_slots[expert])
+                for visit in askers:
+                    visit.work.run(expert.expert, weights)
         else:
-            self._run_streamed(session, state, needed, work)
-        return work.total()
+            self._run_streamed(visits, needed)
+        return [visit.work.total() for visit in visits]
 
-    def _run_streamed(self, session: Session, state: LayerState, needed: list[ExpertId], work: LayerSum) -> None:
-        on_the_way = LayerDemand(needed, session, self._cache, self._transfers, self._prefetcher)
-        foreseen = self._prefetcher.foresee(session, state)  # while the first reads go on
-        self._prefetcher.start(session, foreseen)
+    def _visit(self, layer: int, call: LayerCall) -> Visit:
+        demand = read_demand(call.top_k_index)
+        work = LayerSum(call.module, call.hidden, call.top_k_weights, demand)
+        state = call.session.see_routing(layer, call.hidden, call.top_k_index, call.top_k_weights, demand)
+        if self.watcher is not None:
+            self.watcher(call.session, state, call.top_k_index, call.top_k_weights)
+        return Visit(call.session, state, demand, work)
+
+    def _run_streamed(self, visits: Sequence[Visit], needed: Mapping[ExpertId, Sequence[Visit]]) -> None:
+        lead = visits[0].session
+        sessions = {expert: [visit.session for visit in askers] for expert, askers in needed.items()}
+        on_the_way = LayerDemand(sessions, self._cache, self._transfers, self._prefetcher)
+        foreseen = self._foresee(visits)  # while the first reads go on
+        self._prefetcher.start(lead, foreseen)
         for expert, slot in on_the_way.arrivals():
-            work.run(expert.expert, self._slabs.weights(slot))
-        self._cache.expire_layer(state.layer)
-        if session.phase == "prefill" or self.plan.slabs < self.plan.cycle_slabs:
+            weights = self._slabs.weights(slot)
+            for visit in needed[expert]:
+                visit.work.run(expert.expert, weights)
+        self._cache.expire_layer(visits[0].state.layer)
+        if lead.phase == "prefill" or self.plan.slabs < self.plan.cycle_slabs * len(visits):
             self._cache.begin_step()  # slabs do not hold a whole step: what earlier layers loaded may go
-        self._prefetcher.start(session, foreseen)  # into the slabs that this layer no longer needs
+        self._prefetcher.start(lead, foreseen)  # into the slabs that this layer no longer needs
+
+    def _foresee(self, visits: Sequence[Visit]) -> Foreseen:
+        """Of several requests: every expert that one of them foresees, by its highest priority."""
+        first, *others = (self._prefetcher.foresee(visit.session, visit.state) for visit in visits)
+        if not others:
+            return first
+        merged = dict(first)
+        for foreseen in others:
+            for expert, priority in foreseen.items():
+                merged[expert] = max(priority, merged.get(expert, priority))
+        return dict(sorted(merged.items(), key=lambda item: -item[1]))
 
     # -- lifetime -------------------------------------------------------------------------------------------------
     @property
@@ -178,3 +227,12 @@ class ExpertPipeline:
         for expert, slot in self._pinned_slots.items():
             self._store.read_into(expert, staging, keep=False)
             self._pinned_pool.bytes(slot).copy_(staging)
+
+
+def visitors(visits: Sequence[Visit]) -> dict[ExpertId, list[Visit]]:
+    """Expert -> the visits that need it, experts ascending."""
+    found: dict[ExpertId, list[Visit]] = {}
+    for visit in visits:
+        for expert in visit.demand.experts:
+            found.setdefault(ExpertId(visit.state.layer, expert), []).append(visit)
+    return dict(sorted(found.items()))

@@ -56,11 +56,19 @@ def prefix_layers(checkpoint: Checkpoint, config: ModelConfig) -> int:
 
 
 def check_request(
-    plan: MemoryPlan, sizes: ModelBytes, checkpoint: Checkpoint, config: ModelConfig, *, visual_tokens: int, tokens: int
+    plan: MemoryPlan,
+    sizes: ModelBytes,
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    *,
+    visual_tokens: int,
+    tokens: int,
+    requests: int = 1,
 ) -> None:
     """BudgetError when a request of `tokens` tokens in all would need more than the device budget.
 
-    sizes: what the plan was made with. Only activations and the KV cache differ between requests.
+    sizes: what the plan was made with. Only activations and the KV cache differ between requests. For several requests
+    that run together: visual_tokens of the largest, tokens of all of them.
     """
     if config.device_memory is None:
         return
@@ -70,8 +78,12 @@ def check_request(
     growth = asked.activation_bytes - sizes.activation_bytes + sizes.kv_bytes_per_token * tokens - plan.planned["kv"]
     needed = sum(plan.planned.values()) + growth
     if growth > 0 and needed > config.device_memory:
+        told = (
+            f"this request has {visual_tokens} visual tokens and up to {tokens} tokens in all"
+            if requests == 1
+            else f"these {requests} requests have up to {tokens} tokens together"
+        )
         raise BudgetError(
-            f"this request has {visual_tokens} visual tokens and up to {tokens} tokens in all, for which the model "
-            f"would need {needed} bytes; --device-memory is {config.device_memory}. Give --device-memory {needed}, "
-            "a smaller image, or a smaller --max-new-tokens"
+            f"{told}, for which the model would need {needed} bytes; --device-memory is {config.device_memory}. Give "
+            f"--device-memory {needed}, a smaller image, or a smaller --max-new-tokens"
         )

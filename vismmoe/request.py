@@ -57,6 +57,7 @@ class ExpertReport:
     evictions: int
     slabs: int
     pinned_layers: int
+    distinct_in_prefill: float  # experts that the prefill needs in a layer after the prefix: mean of these layers
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class GenerationResult:
             "tokens_per_second": round(self.tokens_per_second, 3),
             "experts": {
                 **vars(self.experts),
+                "distinct_in_prefill": round(self.experts.distinct_in_prefill, 3),
                 "prefill": self.experts.prefill.to_json(),
                 "decode": self.experts.decode.to_json(),
             },

@@ -64,6 +64,7 @@ class Session:
         self._deep_visual = self._visual  # rows of the visual tokens in what deeper layers see
         self._history = torch.zeros(len(spec.moe_layers), spec.num_experts)
         self._means: dict[int, Tensor] = {}
+        self._distinct: dict[int, int] = {}  # layer -> experts that the prefill needs
         self._saliency: Tensor | None = None
         self._choices: dict[int, tuple[Tensor, Tensor]] = {}
         self._kept: Tensor | None = None
@@ -139,6 +140,11 @@ class Session:
             num_experts=self.spec.num_experts,
         )
 
+    def distinct_experts(self) -> float:
+        """Experts that the prefill needed in a MoE layer after the prefix: mean over these layers, 0 without any."""
+        deep = [count for layer, count in self._distinct.items() if layer not in self._prefix]
+        return sum(deep) / len(deep) if deep else 0.0
+
     # -- told and asked by the pipeline ---------------------------------------------------------------------------
     def see_routing(
         self, layer: int, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor, demand: Demand
@@ -153,6 +159,7 @@ class Session:
         counts[list(demand.experts)] = torch.tensor(demand.counts, dtype=torch.int32)
         self._history[row] = advance_history(self._history[row], counts, self.spec.top_k)
         if self.phase == "prefill":
+            self._distinct[layer] = len(demand.experts)
             deep = self._kept is not None and layer not in self._prefix
             rows = self._deep_visual if deep else self._visual
             self._means[layer] = (

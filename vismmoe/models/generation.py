@@ -5,7 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
+
 from vismmoe.models.checkpoint import Checkpoint
+
+
+class ModelState:
+    """What transformers' models keep in their own attributes between two forwards of one request.
+
+    Requests that take turns on one model take theirs with them: take() before another one runs, put() afterwards.
+    """
+
+    NAMES = ("rope_deltas",)  # by how far the rotary position of a decoded token differs from its place in the cache
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places = [(module, name) for module in model.modules() for name in self.NAMES if name in vars(module)]
+
+    def take(self) -> list[Any]:
+        """The values now."""
+        return [getattr(module, name) for module, name in self._places]
+
+    def put(self, values: list[Any]) -> None:
+        """Set what take() returned."""
+        for (module, name), value in zip(self._places, values, strict=True):
+            setattr(module, name, value)
 
 
 def stop_tokens(checkpoint: Checkpoint, processor: Any) -> list[int]:

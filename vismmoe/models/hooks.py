@@ -7,6 +7,7 @@ length is read from layer 0, which holds the whole prompt, so decode positions s
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -42,6 +43,12 @@ class Observer(Protocol):
         """(K,) int64 ascending indices of the kept ones among the visual tokens."""
 
 
+class _Here(threading.local):
+    """What the hooks carry from one to the next within a forward."""
+
+    deepstack: tuple[Tensor, list[Tensor]] | None = None  # what is still to be added after the boundary
+
+
 class StackHooks:
     """Installs the hooks once; each does nothing while `current()` is None."""
 
@@ -49,7 +56,7 @@ class StackHooks:
         """boundary: first decoder layer that sees only the kept tokens."""
         self._current = current
         self._boundary = boundary
-        self._deepstack: tuple[Tensor, list[Tensor]] | None = None  # what is still to be added after the boundary
+        self._here = _Here()  # requests that run in lock-step have a thread each
         self._install(model, family)
 
     def _install(self, model: nn.Module, family: Family) -> None:
@@ -84,7 +91,7 @@ class StackHooks:
 
     def _before_decoder(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         session = self._current()
-        self._deepstack = None
+        self._here.deepstack = None
         if session is None:
             return None
         session.begin_forward(kwargs["inputs_embeds"])
@@ -92,11 +99,11 @@ class StackHooks:
         if embeds is None or len(embeds) <= self._boundary:
             return None
         # DeepStack reaches past the prefix: the model adds up to the boundary, we add the rest to the kept rows.
-        self._deepstack = (kwargs["visual_pos_masks"], list(embeds))
+        self._here.deepstack = (kwargs["visual_pos_masks"], list(embeds))
         return args, {**kwargs, "deepstack_visual_embeds": list(embeds[: self._boundary])}
 
     def _after_model(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._deepstack = None
+        self._here.deepstack = None
         if (session := self._current()) is not None:
             session.end_forward()
 
@@ -120,9 +127,10 @@ class StackHooks:
     def _after_layer(self, index: int) -> Callable[..., Any]:
         def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
             session = self._current()
-            if session is None or self._deepstack is None or index >= len(self._deepstack[1]):
+            pending = self._here.deepstack
+            if session is None or pending is None or index >= len(pending[1]):
                 return None
-            mask, embeds = self._deepstack
+            mask, embeds = pending
             return add_deepstack(output, mask, embeds[index], session.kept(), session.kept_visual())
 
         return hook
