@@ -73,6 +73,9 @@ class EngineConfig(ModelConfig):
     """Load experts ahead, as the predictor foresees them; without a predictor there is nothing to load ahead."""
     lookahead_top: Count = 20
     """Experts that are prefetched after each layer, at most (B)."""
+    eviction: Literal["published", "lru", "lfu", "least-stale"] = "lfu"
+    """Which expert leaves the slabs first: the least predictor priority (published), the longest unused, the least
+    often used, or the one left out most often when its layer ran."""
     direct_io: Literal["auto", "on", "off"] = "auto"
     """Read experts past the page cache; auto tries and falls back."""
     threads: Count | None = None

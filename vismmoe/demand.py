@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from vismmoe.experts.cache import ExpertCache
 from vismmoe.experts.transfers import CpuTransfers, Ticket
@@ -19,6 +19,7 @@ class LayerDemand:
     def __init__(
         self,
         needed: Mapping[ExpertId, Sequence[Session]],
+        lasting: Collection[ExpertId],
         cache: ExpertCache,
         transfers: CpuTransfers,
         prefetcher: Prefetcher,
@@ -27,8 +28,10 @@ class LayerDemand:
 
         needed: expert -> the requests that need it in this forward, one or more. The first of them is told of the load;
         the others find the expert there, which is a hit.
+        lasting: those of `needed` that decode may want again; the others only pass through the slabs.
         """
         self._needed = needed
+        self._lasting = lasting
         self._cache = cache
         self._transfers = transfers
         self._prefetcher = prefetcher
@@ -61,7 +64,7 @@ class LayerDemand:
             session.counting.hits += 1
         counting = first.counting
         counting.accesses += 1
-        slot = self._cache.lookup(expert)
+        slot = self._cache.lookup(expert, expert not in self._lasting)
         if slot is None:
             counting.demand_loads += 1
             self._waiting.append(expert)
@@ -78,7 +81,8 @@ class LayerDemand:
     def _start_reads(self) -> None:
         placed: list[tuple[ExpertId, int]] = []
         while self._waiting:
-            placement = self._cache.require(self._waiting[0])
+            expert = self._waiting[0]
+            placement = self._cache.require(expert, expert not in self._lasting)
             if placement is None:
                 break
             self._prefetcher.evicted(placement.evicted)

@@ -380,4 +380,5 @@ def _options(config: EngineConfig) -> PipelineOptions:
         readers=config.readers,
         prefetch=config.prefetch,
         lookahead_top=config.lookahead_top,
+        eviction=config.eviction,
     )

@@ -7,7 +7,7 @@ predictor foresees is copied beside the computation. The order in which experts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vismmoe.demand import LayerDemand
 from vismmoe.experts.cache import ExpertCache
 from vismmoe.experts.plan import MemoryPlan
+from vismmoe.experts.policies import DEFAULT_POLICY, get_policy
 from vismmoe.experts.slabs import SlabPool
 from vismmoe.experts.store import DirectIO, ExpertStore
 from vismmoe.experts.transfers import CpuTransfers, CudaTransfers
@@ -47,6 +48,7 @@ class PipelineOptions:
     readers: int = 1
     prefetch: bool = True
     lookahead_top: int = 20  # B: experts foreseen after each decoded layer, at most
+    eviction: str = DEFAULT_POLICY
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Visit:
     state: LayerState
     demand: Demand
     work: LayerSum
+    last: Sequence[ExpertId]  # in a prefill: experts of its last token
 
 
 class ExpertPipeline:
@@ -141,12 +144,17 @@ class ExpertPipeline:
         state = call.session.see_routing(layer, call.hidden, call.top_k_index, call.top_k_weights, demand)
         if self.watcher is not None:
             self.watcher(call.session, state, call.top_k_index, call.top_k_weights)
-        return Visit(call.session, state, demand, work)
+        prefill = state.phase == "prefill"  # decode needs no second look at the router's choice
+        last = [ExpertId(layer, expert) for expert in call.top_k_index[-1].tolist()] if prefill else []
+        return Visit(call.session, state, demand, work, last)
 
     def _run_streamed(self, visits: Sequence[Visit], needed: Mapping[ExpertId, Sequence[Visit]]) -> None:
         lead = visits[0].session
         sessions = {expert: [visit.session for visit in askers] for expert, askers in needed.items()}
-        on_the_way = LayerDemand(sessions, self._cache, self._transfers, self._prefetcher)
+        lasting: Collection[ExpertId] = needed
+        if lead.phase == "prefill":  # decode begins where the last tokens end
+            lasting = {expert for visit in visits for expert in visit.last}
+        on_the_way = LayerDemand(sessions, lasting, self._cache, self._transfers, self._prefetcher)
         foreseen = self._foresee(visits)  # while the first reads go on
         self._prefetcher.start(lead, foreseen)
         for expert, slot in on_the_way.arrivals():
@@ -202,7 +210,7 @@ class ExpertPipeline:
     def _start(self) -> None:
         """An empty cache and idle readers."""
         kind = CudaTransfers if self._device.type == "cuda" else CpuTransfers
-        self._cache = ExpertCache(self.plan.slabs, reserve=self.spec.top_k)
+        self._cache = ExpertCache(self.plan.slabs, reserve=self.spec.top_k, policy=get_policy(self._options.eviction))
         self._transfers = kind(self._store, self._slabs, self._options.readers)
         self._prefetcher = Prefetcher(
             self.spec,

@@ -107,7 +107,7 @@ class Prefetcher:
         for expert, priority in foreseen.items():
             if expert in self._cache:
                 continue
-            placement = self._cache.speculate(expert, priority)
+            placement = self._cache.speculate(expert, priority, passing=session.phase == "prefill")
             if placement is None:
                 break  # no room for this one, hence for none that is less urgent
             self.evicted(placement.evicted)

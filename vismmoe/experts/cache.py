@@ -1,9 +1,11 @@
 """Who is in which slab: bookkeeping only, no tensors, no threads (VisMMoE §4.3, safety-guarded eviction).
 
-A resident expert is Required, Speculative or Expired. Expired ones are evicted first. Three things go beyond the
-paper: demand may take a guess's slab, and in the end that of an expert which only a forecast protects, since a cache of
-few slabs would wait for ever otherwise; guesses never take the slab of what this very step demanded; and a forecast
-counts half each time its layer passes without a use, so that old praise fades.
+A resident expert is Required, Speculative or Expired. Expired ones are evicted first, in the order of a policy
+(vismmoe.experts.policies). Four things go beyond the paper: demand may take a guess's slab, and in the end that of an
+expert which only a forecast protects, since a cache of few slabs would wait for ever otherwise; guesses never take the
+slab of what this very step demanded; a forecast counts half each time its layer passes without a use, so that old
+praise fades; and what a prefill asks for just once *passes through*: it takes few slabs, leaves before all others and
+counts as no use, so that a prefill larger than the slabs does not wash decode's working set out of them.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from vismmoe.experts.eviction import EvictionOrder, Resident, Standing
+from vismmoe.experts.policies import DEFAULT_POLICY, EvictionPolicy, Use, get_policy
 from vismmoe.types import ExpertId
 
 __all__ = ["ExpertCache", "Placement", "Standing"]
+
+_PASSAGE = 4  # a quarter of the slabs is the most that what passes through may take from the working set
 
 
 class Placement(NamedTuple):
@@ -32,35 +37,43 @@ class ExpertCache:
     flight on guesses (pass top_k): demand then finds a slab without waiting for a guess to land.
     """
 
-    def __init__(self, slabs: int, reserve: int = 1) -> None:
+    def __init__(self, slabs: int, reserve: int = 1, policy: EvictionPolicy | None = None) -> None:
         assert slabs >= 0
         assert reserve >= 1
         self.slabs = slabs
         self.evictions = 0
+        self.passage = min(slabs, max(2 * reserve, slabs // _PASSAGE))
+        """Slabs that what passes through may take from others."""
         self._airborne_limit = slabs - reserve
         self._airborne = 0  # guesses in flight that no demand has met
         self._free = list(range(slabs - 1, -1, -1))
         self._residents: dict[ExpertId, Resident] = {}
         self._layers: defaultdict[int, set[Resident]] = defaultdict(set)
         self._protected: set[Resident] = set()
-        self._order = EvictionOrder(slabs)
+        self._order = EvictionOrder(slabs, policy or get_policy(DEFAULT_POLICY))
+        self._uses: defaultdict[ExpertId, Use] = defaultdict(Use)
+        self._visits: defaultdict[int, int] = defaultdict(int)  # layer -> how often it has run
+        self._passing = 0  # residents that pass through
         self._tick = 0
         self._step = 0
 
     # ---- demand of the layer that runs
 
-    def lookup(self, expert: ExpertId) -> int | None:
-        """The expert's slab or None. A hit is Required until release() or expire_layer(); it may be in flight."""
+    def lookup(self, expert: ExpertId, passing: bool = False) -> int | None:
+        """The expert's slab or None. A hit is Required until release() or expire_layer(); it may be in flight.
+
+        passing: it is needed now and for nothing later (a prefill), so that this counts as no use.
+        """
         resident = self._residents.get(expert)
         if resident is None:
             return None
         resident.guess = False
         self._no_longer_airborne(resident)
-        self._hold(resident)
+        self._hold(resident, passing)
         return resident.slot
 
-    def require(self, expert: ExpertId) -> Placement | None:
-        """Give a missing expert a slab; it is Required and in flight afterwards.
+    def require(self, expert: ExpertId, passing: bool = False) -> Placement | None:
+        """Give a missing expert a slab; it is Required and in flight afterwards. passing: as in lookup().
 
         None when nothing may be evicted: run what is held, release() it and ask again. With a slab or more and nothing
         held, locked or demanded in flight, it is never None.
@@ -68,11 +81,11 @@ class ExpertCache:
         assert expert not in self._residents, expert
         victim = None
         if not self._free:
-            victim = self._order.for_demand() or self._least_protected()
+            victim = self._victim(expert.layer, passing)
             if victim is None:
                 return None
-        resident, evicted = self._place(expert, victim, 0.0)
-        self._hold(resident)
+        resident, evicted = self._place(expert, victim, 0.0, passing)
+        self._hold(resident, passing)
         return Placement(resident.slot, evicted)
 
     def release(self, experts: Iterable[ExpertId]) -> None:
@@ -84,13 +97,14 @@ class ExpertCache:
 
     def expire_layer(self, layer: int) -> None:
         """The layer has finished for this token: its experts are Expired, and forecasts of it lose weight."""
+        self._visits[layer] += 1
         for resident in self._layers[layer]:
             if resident.guess:
-                resident.priority = 0.0  # foretold for this visit and not needed
-            elif resident.demanded != self._step:
-                resident.priority /= 2
-            if resident.guess or resident.held or resident.protected or resident.priority:
-                self._expire(resident)
+                resident.use.priority = 0.0  # foretold for this visit and not needed
+            if resident.demanded != self._step:
+                resident.use.priority /= 2
+                resident.use.missed += 1
+            self._expire(resident)
 
     def begin_step(self) -> None:
         """A new step: guesses may take the slabs of what was demanded before. Cheap.
@@ -103,8 +117,8 @@ class ExpertCache:
 
     # ---- forecast
 
-    def speculate(self, expert: ExpertId, priority: float) -> Placement | None:
-        """Give a guess a slab; it is Speculative and in flight afterwards.
+    def speculate(self, expert: ExpertId, priority: float, passing: bool = False) -> Placement | None:
+        """Give a guess a slab; it is Speculative and in flight afterwards. passing: it is foreseen for a prefill.
 
         None when it is resident already, when as many guesses as allowed are in flight, or when nobody leaves: only
         experts that expired in an earlier step do, and guesses of strictly lower priority that nothing protects.
@@ -113,10 +127,10 @@ class ExpertCache:
             return None
         victim = None
         if not self._free:
-            victim = self._order.for_guess(priority)
+            victim = self._order.for_guess(priority, passing and self._passing >= self.passage)
             if victim is None:
                 return None
-        resident, evicted = self._place(expert, victim, priority)
+        resident, evicted = self._place(expert, victim, priority, passing)
         resident.guess = resident.airborne = True
         self._airborne += 1
         return Placement(resident.slot, evicted)
@@ -140,8 +154,8 @@ class ExpertCache:
         """The predictor's newest scores, which order eviction. Absent experts are ignored."""
         for expert, score in scores.items():
             resident = self._residents.get(expert)
-            if resident is not None and resident.priority != score:
-                resident.priority = score
+            if resident is not None and resident.use.priority != score:
+                resident.use.priority = score
                 self._order.offer(resident)
 
     # ---- movement, as the transfers report it
@@ -205,12 +219,29 @@ class ExpertCache:
 
     # ---- inside
 
-    def _hold(self, resident: Resident) -> None:
-        self._tick += 1
+    def _victim(self, layer: int, passing: bool) -> Resident | None:
+        """Who leaves for a demand of this layer."""
+        if passing and self._passing >= self.passage:
+            victim = self._order.for_demand(passing=True)
+            if victim is not None or any(r.passing and r.held for r in self._layers[layer]):
+                return victim  # or none: the next wave waits for this one
+        return self._order.for_demand() or self._least_protected()
+
+    def _hold(self, resident: Resident, passing: bool) -> None:
         resident.held = True
-        resident.used = self._tick
         resident.demanded = self._step
+        if not passing:
+            self._tick += 1
+            resident.use.last = self._tick
+            resident.use.used(self._visits[resident.expert.layer])
+            self._settle(resident)
         self._order.withdraw(resident)
+
+    def _settle(self, resident: Resident) -> None:
+        """It no longer passes through: it is a part of the working set, or it is gone."""
+        if resident.passing:
+            resident.passing = False
+            self._passing -= 1
 
     def _expire(self, resident: Resident) -> None:
         resident.held = resident.guess = False  # airborne stays: the slab cannot be had before it is filled
@@ -224,7 +255,9 @@ class ExpertCache:
             resident.airborne = False
             self._airborne -= 1
 
-    def _place(self, expert: ExpertId, victim: Resident | None, priority: float) -> tuple[Resident, ExpertId | None]:
+    def _place(
+        self, expert: ExpertId, victim: Resident | None, priority: float, passing: bool
+    ) -> tuple[Resident, ExpertId | None]:
         evicted = None
         if victim is None:
             slot = self._free.pop()
@@ -232,14 +265,18 @@ class ExpertCache:
             slot, evicted = victim.slot, victim.expert
             self._remove(victim)
             self.evictions += 1
-        resident = Resident(expert, slot, priority)
+        resident = Resident(expert, slot, self._uses[expert], passing)
+        self._passing += passing
         self._tick += 1
-        resident.used = self._tick
+        resident.use.last = self._tick
+        resident.use.priority = priority
+        resident.use.missed = 0
         self._residents[expert] = resident
         self._layers[expert.layer].add(resident)
         return resident, evicted
 
     def _remove(self, resident: Resident) -> None:
+        self._settle(resident)
         self._order.withdraw(resident)
         self._protected.discard(resident)
         self._layers[resident.expert.layer].discard(resident)
@@ -248,4 +285,4 @@ class ExpertCache:
     def _least_protected(self) -> Resident | None:
         """Demand beats forecast: who is protected by a forecast alone, least priority first."""
         idle = [r for r in self._protected if not (r.held or r.in_flight or r.locks)]
-        return min(idle, key=lambda r: (r.priority, r.used)) if idle else None
+        return min(idle, key=lambda r: (r.use.priority, r.use.last)) if idle else None

@@ -1,10 +1,11 @@
-"""Who leaves first: the lowest predictor priority, among equals the longest unused (VisMMoE §4.3)."""
+"""Who may leave, in order: what only passes through first, then by the policy's worth."""
 
 from __future__ import annotations
 
 import heapq
 from enum import Enum
 
+from vismmoe.experts.policies.base import EvictionPolicy, Use
 from vismmoe.types import ExpertId
 
 
@@ -21,20 +22,20 @@ class Resident:
 
     __slots__ = (
         "airborne", "demanded", "expert", "guess", "held", "in_flight",
-        "locks", "priority", "protected", "slot", "stamp", "used",
+        "locks", "passing", "protected", "slot", "stamp", "use",
     )  # fmt: skip
 
-    def __init__(self, expert: ExpertId, slot: int, priority: float) -> None:
+    def __init__(self, expert: ExpertId, slot: int, use: Use, passing: bool) -> None:
         self.expert = expert
         self.slot = slot
-        self.priority = priority
+        self.use = use
+        self.passing = passing  # loaded for a prefill that has no room for all: no part of decode's working set
         self.held = False  # demanded by the layer that runs
         self.protected = False  # named by the newest lookahead list
         self.guess = False  # loaded on a guess and not used yet
         self.in_flight = True
         self.airborne = False  # in flight on a guess that no demand has met
         self.locks = 0
-        self.used = 0  # tick of the last use
         self.demanded = -1  # step of the last demand
         self.stamp = 0  # number of its place in the order of eviction; 0: in none
 
@@ -49,7 +50,7 @@ class Resident:
         return not (self.held or self.protected or self.in_flight or self.locks)
 
 
-_Place = tuple[float, int, int, Resident]  # priority, last use, stamp
+_Place = tuple[bool, tuple[float, float], int, Resident]  # settled, worth, stamp: compared in this order
 
 
 class EvictionOrder:
@@ -58,8 +59,9 @@ class EvictionOrder:
     Heaps with lazy deletion: a place whose stamp is no longer its resident's is void.
     """
 
-    def __init__(self, slabs: int) -> None:
+    def __init__(self, slabs: int, policy: EvictionPolicy) -> None:
         self._limit = 4 * slabs + 64
+        self._policy = policy
         self._earlier: list[_Place] = []  # expired, last demanded in an earlier step
         self._current: list[_Place] = []  # expired, demanded in this step: speculation keeps its hands off them
         self._guesses: list[_Place] = []
@@ -67,14 +69,17 @@ class EvictionOrder:
         self._stamp = 0
 
     def offer(self, resident: Resident) -> None:
-        """Give the resident its place by its present priority and last use, if it may be evicted at all."""
+        """Give the resident its place by its present worth, if it may be evicted at all."""
         resident.stamp = 0
         if not resident.evictable:
             return
         self._stamp += 1
         resident.stamp = self._stamp
-        heap = self._heap_of(resident)
-        heapq.heappush(heap, (resident.priority, resident.used, resident.stamp, resident))
+        heap, use = self._heap_of(resident), resident.use
+        # An unused guess is worth what was foretold of it, whatever the policy: it has no past to be judged by.
+        worth = (use.priority, use.last) if resident.guess else self._policy.worth(use)
+        # A stamp is given once, so that residents themselves are never compared.
+        heapq.heappush(heap, (not resident.passing, worth, resident.stamp, resident))
         if len(heap) > self._limit:
             heap[:] = [place for place in heap if place[3].stamp == place[2]]
             heapq.heapify(heap)
@@ -92,20 +97,22 @@ class EvictionOrder:
                 heapq.heappush(self._earlier, place)
         self._current.clear()
 
-    def for_demand(self) -> Resident | None:
-        """Expired ones first, then guesses."""
+    def for_demand(self, passing: bool = False) -> Resident | None:
+        """Expired ones first, then guesses. passing: only one that passes through itself."""
         expired = [place for place in (_first(self._earlier), _first(self._current)) if place is not None]
-        place = min(expired) if expired else _first(self._guesses)
-        return place[3] if place else None
+        for place in (min(expired) if expired else None, _first(self._guesses)):
+            if place is not None and (place[3].passing or not passing):
+                return place[3]
+        return None
 
-    def for_guess(self, priority: float) -> Resident | None:
-        """Only what expired in an earlier step, else a guess that is worth less."""
+    def for_guess(self, priority: float, passing: bool = False) -> Resident | None:
+        """Only what expired in an earlier step, else a guess that is worth less. passing: as in for_demand."""
         place = _first(self._earlier)
-        if place is None:
+        if place is None or (passing and not place[3].passing):
             place = _first(self._guesses)
-            if place is not None and place[0] >= priority:
+            if place is None or place[3].use.priority >= priority or (passing and not place[3].passing):
                 return None
-        return place[3] if place else None
+        return place[3]
 
     def _heap_of(self, resident: Resident) -> list[_Place]:
         if resident.guess:

@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from vismmoe.experts.cache import ExpertCache, Placement, Standing
+from vismmoe.experts.policies import POLICIES, EvictionPolicy, Use, get_policy
 from vismmoe.types import ExpertId
 
 LAYERS, EXPERTS = 3, 5
 experts = st.builds(ExpertId, st.integers(0, LAYERS - 1), st.integers(0, EXPERTS - 1))
 
 
-def filled(slabs: int, *wanted: ExpertId, reserve: int = 1) -> ExpertCache:
+def filled(slabs: int, *wanted: ExpertId, reserve: int = 1, policy: str = "published") -> ExpertCache:
     """A cache in which these were demanded by a step before, and have expired."""
-    cache = ExpertCache(slabs, reserve)
+    cache = ExpertCache(slabs, reserve, get_policy(policy))
     for expert in wanted:
         assert cache.require(expert) is not None
         cache.landed(expert)
@@ -142,7 +143,7 @@ def test_the_newest_lookahead_list_replaces_the_one_before() -> None:
 
 
 def test_a_forecast_that_did_not_come_true_loses_its_weight() -> None:
-    cache = ExpertCache(3)
+    cache = ExpertCache(3, policy=get_policy("published"))
     assert cache.speculate(ExpertId(0, 0), 0.9) is not None
     cache.landed(ExpertId(0, 0))
     assert cache.require(ExpertId(0, 1)) is not None
@@ -200,13 +201,80 @@ def test_with_a_slab_for_everything_nothing_is_ever_evicted() -> None:
     assert len(cache) == LAYERS * EXPERTS
 
 
+def demand(cache: ExpertCache, expert: ExpertId, passing: bool = False) -> ExpertId | None:
+    """One use from lookup to release; who was evicted for it."""
+    placement = None
+    if cache.lookup(expert, passing) is None:
+        placement = cache.require(expert, passing)
+        assert placement is not None
+        cache.landed(expert)
+    cache.release([expert])
+    return placement.evicted if placement else None
+
+
+def test_what_passes_through_takes_few_slabs_and_leaves_the_working_set_alone() -> None:
+    wanted = [ExpertId(0, number) for number in range(16)]
+    cache = filled(16, *wanted, reserve=2)
+    waiting = [ExpertId(1, number) for number in range(60)]
+    while waiting:  # waves as wide as the cache allows
+        wave = []
+        while waiting and cache.require(waiting[0], passing=True) is not None:
+            cache.landed(waiting[0])
+            wave.append(waiting.pop(0))
+        assert len(wave) == cache.passage == 4
+        cache.release(wave)
+    assert len(set(wanted) & set(cache.residents())) == 12
+    cache.begin_step()
+    leaving = [demand(cache, ExpertId(2, number)) for number in range(4)]
+    assert {expert.layer for expert in leaving if expert} == {1}, "what passed through leaves before the working set"
+
+
+def test_a_use_by_a_prefill_is_no_use_and_a_later_real_one_settles_the_expert() -> None:
+    often, passing, other = (ExpertId(0, number) for number in range(3))
+    cache = filled(3, often, often_used := ExpertId(1, 0), policy="lru")
+    demand(cache, passing, passing=True)
+    demand(cache, often, passing=True)  # still the longest unused
+    demand(cache, passing)
+    assert demand(cache, other) == often
+    assert often_used in cache
+
+
+def test_the_least_frequent_leaves_first_and_the_evicted_are_remembered() -> None:
+    often, seldom = ExpertId(0, 0), ExpertId(0, 1)
+    cache = ExpertCache(2, policy=get_policy("lfu"))
+    for _ in range(3):
+        demand(cache, often)
+    demand(cache, seldom)
+    assert demand(cache, ExpertId(0, 2)) == seldom
+    assert demand(cache, seldom) == ExpertId(0, 2), "used twice by now, which the cache remembers"
+    assert often in cache
+
+
+def test_old_uses_fade_from_the_frequency() -> None:
+    old, new = Use(), Use()
+    for _ in range(8):
+        old.used(0)
+    for _ in range(2):
+        new.used(200)
+    assert get_policy("lfu").worth(old) < get_policy("lfu").worth(new)
+
+
+def test_who_was_left_out_when_its_layer_ran_leaves_first_then_who_ran_last() -> None:
+    stale, ahead, behind = ExpertId(0, 0), ExpertId(2, 0), ExpertId(1, 0)
+    cache = filled(3, stale, ahead, policy="least-stale")
+    cache.expire_layer(0)  # without a use of `stale`
+    demand(cache, behind)
+    assert demand(cache, ExpertId(1, 1)) == stale
+    assert demand(cache, ExpertId(1, 2)) == ExpertId(1, 1), "the one used last has the longest way to its next use"
+    assert ahead in cache
+
+
 @dataclass
 class Seen:
     """What the naive model below knows of one resident; the same words as in the cache, kept independently."""
 
     slot: int
-    priority: float
-    used: int
+    passing: bool
     held: bool = False
     protected: bool = False
     guess: bool = False
@@ -223,20 +291,34 @@ class Seen:
 class CacheWalk(RuleBasedStateMachine):
     """Random walks beside a model that looks at every resident each time: same answers, victims, standings."""
 
-    @initialize(slabs=st.integers(0, 8), reserve=st.integers(1, 4))
-    def begin(self, slabs: int, reserve: int) -> None:
-        self.cache = ExpertCache(slabs, reserve)
+    @initialize(slabs=st.integers(0, 8), reserve=st.integers(1, 4), policy=st.sampled_from(list(POLICIES.values())))
+    def begin(self, slabs: int, reserve: int, policy: EvictionPolicy) -> None:
+        self.cache = ExpertCache(slabs, reserve, policy)
+        self.policy = policy
         self.reserve = reserve
         self.seen: dict[ExpertId, Seen] = {}
+        self.uses: dict[ExpertId, Use] = {}
+        self.visits = dict.fromkeys(range(LAYERS), 0)
         self.tick = self.step = 0
 
+    def order(self, expert: ExpertId) -> Any:
+        seen, use = self.seen[expert], self.uses[expert]
+        worth = (use.priority, use.last) if seen.guess else self.policy.worth(use)
+        return not seen.passing, worth
+
     def first(self, among: dict[ExpertId, Seen]) -> ExpertId | None:
-        return min(among, key=lambda e: (among[e].priority, among[e].used), default=None)
+        return min(among, key=self.order, default=None)
+
+    @property
+    def passing(self) -> int:
+        return sum(s.passing for s in self.seen.values())
 
     def movable(self, **wanted: bool) -> dict[ExpertId, Seen]:
         return {e: s for e, s in self.seen.items() if s.movable and all(getattr(s, k) == v for k, v in wanted.items())}
 
-    def put(self, expert: ExpertId, placement: Placement | None, victim: ExpertId | None, priority: float) -> bool:
+    def put(
+        self, expert: ExpertId, placement: Placement | None, victim: ExpertId | None, priority: float, passing: bool
+    ) -> bool:
         full = len(self.seen) == self.cache.slabs
         if placement is None:
             return False
@@ -246,51 +328,72 @@ class CacheWalk(RuleBasedStateMachine):
             assert self.seen.pop(victim).slot == placement.slot
         assert placement.slot not in {s.slot for s in self.seen.values()}
         self.tick += 1
-        self.seen[expert] = Seen(placement.slot, priority, self.tick)
+        use = self.uses.setdefault(expert, Use())
+        use.last, use.priority, use.missed = self.tick, priority, 0
+        self.seen[expert] = Seen(placement.slot, passing)
         return True
 
-    def hold(self, expert: ExpertId) -> None:
-        self.tick += 1
+    def hold(self, expert: ExpertId, passing: bool) -> None:
         seen = self.seen[expert]
-        seen.held, seen.guess, seen.airborne, seen.used, seen.demanded = True, False, False, self.tick, self.step
+        seen.held, seen.guess, seen.airborne, seen.demanded = True, False, False, self.step
+        if not passing:
+            self.tick += 1
+            self.uses[expert].last = self.tick
+            self.uses[expert].used(self.visits[expert.layer])
+            seen.passing = False
 
-    @rule(expert=experts)
-    def demand(self, expert: ExpertId) -> None:
-        slot = self.cache.lookup(expert)
-        if expert in self.seen:
-            assert slot == self.seen[expert].slot
-            self.hold(expert)
-            return
-        assert slot is None
+    def victim_of_demand(self, layer: int, passing: bool) -> ExpertId | None:
+        confined = passing and self.passing >= self.cache.passage
+        if confined:
+            for guess in (False, True):  # the first in order must itself pass through
+                found = self.first(self.movable(guess=guess))
+                if found is not None and self.seen[found].passing:
+                    return found
+            if any(s.passing and s.held for e, s in self.seen.items() if e.layer == layer):
+                return None
         victim = self.first(self.movable(guess=False))
         if victim is None:
             victim = self.first(self.movable(guess=True))
         if victim is None:
-            idle = {e: s for e, s in self.seen.items() if s.protected and not (s.held or s.in_flight or s.locks)}
-            victim = self.first(idle)
-        placement = self.cache.require(expert)
+            idle = {e for e, s in self.seen.items() if s.protected and not (s.held or s.in_flight or s.locks)}
+            victim = min(idle, key=lambda e: (self.uses[e].priority, self.uses[e].last), default=None)
+        return victim
+
+    @rule(expert=experts, passing=st.booleans())
+    def demand(self, expert: ExpertId, passing: bool) -> None:
+        slot = self.cache.lookup(expert, passing)
+        if expert in self.seen:
+            assert slot == self.seen[expert].slot
+            self.hold(expert, passing)
+            return
+        assert slot is None
+        victim = self.victim_of_demand(expert.layer, passing)
+        placement = self.cache.require(expert, passing)
         full = len(self.seen) == self.cache.slabs
         assert (placement is None) == (full and victim is None)
         quiet = all(not (s.held or s.locks or (s.in_flight and not s.airborne)) for s in self.seen.values())
         if quiet and self.cache.slabs:
             assert placement is not None  # the promise that rules out a deadlock
-        if self.put(expert, placement, victim, 0.0):
-            self.hold(expert)
+        if self.put(expert, placement, victim, 0.0, passing):
+            self.hold(expert, passing)
 
-    @rule(expert=experts, priority=st.sampled_from([0.0, 0.1, 0.5, 0.9]))
-    def speculate(self, expert: ExpertId, priority: float) -> None:
+    @rule(expert=experts, priority=st.sampled_from([0.0, 0.1, 0.5, 0.9]), passing=st.booleans())
+    def speculate(self, expert: ExpertId, priority: float, passing: bool) -> None:
+        confined = passing and self.passing >= self.cache.passage
         old = {e: s for e, s in self.movable(guess=False).items() if s.demanded != self.step}
         victim = self.first(old)
-        if victim is None:
+        if victim is None or (confined and not self.seen[victim].passing):
             victim = self.first(self.movable(guess=True))
-            if victim is not None and self.seen[victim].priority >= priority:
+            if victim is not None and self.uses[victim].priority >= priority:
+                victim = None
+            if victim is not None and confined and not self.seen[victim].passing:
                 victim = None
         airborne = sum(s.airborne for s in self.seen.values())
         allowed = expert not in self.seen and airborne < self.cache.slabs - self.reserve
-        placement = self.cache.speculate(expert, priority)
+        placement = self.cache.speculate(expert, priority, passing)
         full = len(self.seen) == self.cache.slabs
         assert (placement is not None) == (allowed and not (full and victim is None))
-        if self.put(expert, placement, victim, priority):
+        if self.put(expert, placement, victim, priority, passing):
             self.seen[expert].guess = self.seen[expert].airborne = True
 
     @rule(data=st.data())
@@ -316,12 +419,14 @@ class CacheWalk(RuleBasedStateMachine):
     @rule(layer=st.integers(0, LAYERS - 1))
     def expire_layer(self, layer: int) -> None:
         self.cache.expire_layer(layer)
+        self.visits[layer] += 1
         for expert, seen in self.seen.items():
             if expert.layer == layer:
                 if seen.guess:
-                    seen.priority = 0.0
-                elif seen.demanded != self.step:
-                    seen.priority /= 2
+                    self.uses[expert].priority = 0.0
+                if seen.demanded != self.step:
+                    self.uses[expert].priority /= 2
+                    self.uses[expert].missed += 1
                 seen.held = seen.guess = seen.protected = False
 
     @rule()
@@ -339,7 +444,7 @@ class CacheWalk(RuleBasedStateMachine):
     def prioritise(self, scores: dict[ExpertId, float]) -> None:
         self.cache.prioritise(scores)
         for expert in set(scores) & set(self.seen):
-            self.seen[expert].priority = scores[expert]
+            self.uses[expert].priority = scores[expert]
 
     @rule(data=st.data())
     def lock_or_unlock(self, data: st.DataObject) -> None:
@@ -359,6 +464,7 @@ class CacheWalk(RuleBasedStateMachine):
             return
         assert set(self.cache.residents()) == set(self.seen)
         assert len(self.cache) == len(self.seen) <= self.cache.slabs
+        assert self.cache._passing == self.passing
         for expert, seen in self.seen.items():
             assert self.cache.slot(expert) == seen.slot < self.cache.slabs
             assert self.cache.in_flight(expert) == seen.in_flight
