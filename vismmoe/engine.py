@@ -39,6 +39,7 @@ from vismmoe.models.load import (
     moe_norm_weights,
     route_experts,
     router_weights,
+    tokenizer_of,
 )
 from vismmoe.models.prompt import Prompt, encode
 from vismmoe.pipeline import ExpertPipeline, LayerCall, PipelineOptions
@@ -149,7 +150,7 @@ class Engine:
         if device.type == "cpu":
             torch.set_num_threads(config.threads or arithmetic_threads(checkpoint.layout.expert_bytes))
         dtype = resolve_dtype(config.compute_dtype, checkpoint.layout.dtype, device)
-        processor = load_processor(checkpoint.folder)
+        processor = load_processor(checkpoint.folder, checkpoint.family)
         peak = ResidentPeak()  # code that is imported and the processor are no part of the model
         model = load_model(checkpoint, device=device, dtype=dtype)
         pipeline = ExpertPipeline(
@@ -232,8 +233,7 @@ class Engine:
     def _prepare(self, request: Request) -> _Asked:
         images = load_images(request.images)
         started = time.perf_counter()
-        token_id = int(getattr(self.checkpoint.config, self.checkpoint.family.visual_token_key))
-        prompt = encode(self._processor, self.checkpoint.config, images, request.prompt, token_id)
+        prompt = encode(self._processor, self.checkpoint.config, self.checkpoint.family, images, request.prompt)
         return _Asked(request, self._open_session(request, prompt), started)
 
     def _open_session(self, request: Request, prompt: Prompt) -> Session:
@@ -299,7 +299,7 @@ class Engine:
                 ids = self._model.generate(  # type: ignore[operator]
                     **{name: value.to(self._device) for name, value in session.prompt.inputs.items()},
                     generation_config=greedy_config(self._stop, self._processor, asked.request.max_new_tokens),
-                    streamer=None if on_text is None else text_stream(self._processor.tokenizer, on_text),
+                    streamer=None if on_text is None else text_stream(tokenizer_of(self._processor), on_text),
                 )
         finally:
             self._here.session = None
@@ -329,7 +329,7 @@ class Engine:
 
     def _report(self, session: Session, tokens: list[int], total_ms: float, evictions: int) -> GenerationResult:
         plan, kind, origin = self.plan, self.predictor, self._origin
-        text = str(self._processor.tokenizer.decode(tokens, skip_special_tokens=True))
+        text = str(tokenizer_of(self._processor).decode(tokens, skip_special_tokens=True))
         return GenerationResult(
             text=text,
             model=self.config.model,

@@ -89,9 +89,9 @@ class Session:
     def see_saliency(self, received: Tensor) -> None:
         self._saliency = scale_to_unit(received)
 
-    def begin_forward(self, embeds: Tensor) -> None:
+    def begin_forward(self, embeds: Tensor | None) -> None:
         self.step += 1
-        if self.step == 0 and len(self._visual):
+        if self.step == 0 and embeds is not None and len(self._visual):
             self.embeddings = embeds[0, self._visual]
             self.visual_summary = self.embeddings.float().mean(0)
 

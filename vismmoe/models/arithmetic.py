@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,9 +55,23 @@ class LayerSum:
         pairs = self._demand.pairs[self._index[expert]]
         rows = self._hidden if len(self._hidden) == 1 else self._hidden[pairs // self._k]
         held = {name: weight.to(rows.dtype) for name, weight in weights.items()}
-        gate_up = functional.linear(rows, held["gate_up_proj"])
-        out = functional.linear(self._module._apply_gate(gate_up), held["down_proj"])  # type: ignore[operator]
-        self._parts[pairs] = out * self._weights[pairs]
+        self._parts[pairs] = self._expert(rows, held) * self._weights[pairs]
+
+    def _expert(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """(count, H) of one expert, as the flags of the experts class say."""
+        module: Any = self._module
+        if module.has_gate:
+            inner = module._apply_gate(self._affine(rows, weights, "gate_up_proj"))
+        else:
+            inner = module.act_fn(self._affine(rows, weights, "up_proj"))
+        out = self._affine(inner, weights, "down_proj")
+        return cast(Tensor, module.post_expert_norm(out)) if module.has_post_expert_norm else out
+
+    def _affine(self, rows: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:
+        weight = weights[name]
+        if self._module.is_transposed:
+            weight = weight.transpose(-1, -2)
+        return functional.linear(rows, weight, weights.get(f"{name}_bias"))
 
     def total(self) -> Tensor:
         """(T, H): the layer's output, once every needed expert has run."""

@@ -1,6 +1,7 @@
 """What differs between model families: names of things, nothing that runs.
 
-A family that is not listed is refused by name; adding one means adding one entry and its tests.
+Every family keeps its routed experts in packed parameters behind transformers' experts interface; an entry says where.
+A family that is not listed is refused by name; adding one means adding one entry, which the matrix test then tries.
 """
 
 from __future__ import annotations
@@ -10,43 +11,62 @@ from dataclasses import dataclass
 
 from vismmoe.errors import CheckpointError
 
+PUBLISHED_PREFIX_LAYERS = 10  # of 48 (VisMMoE §4.3)
+
+
+@dataclass(frozen=True)
+class Vision:
+    """Where a family's images enter. Paths are module paths from the model's top."""
+
+    tower: str
+    token_key: str = "image_token_id"  # config key of the placeholder token's id
+    saliency_attention: str | None = (
+        None  # attention module whose weights tell saliency; None: it cannot be looked into
+    )
+    mask_input: str | None = None  # processor output (1, T) that marks visual tokens, where the config names no token
+
 
 @dataclass(frozen=True)
 class Family:
     """Where a family keeps what the runtime touches. Paths are module paths from the model's top."""
 
     model_type: str  # of config.json
-    model_class: str  # attribute of transformers
-    decoder: str  # text model: receives inputs_embeds and the visual masks
-    layers: str  # list of decoder layers
-    vision: str  # vision tower
-    vision_blocks: str
-    experts: str  # within a decoder layer that has routed experts
-    router: str  # within a decoder layer; its weight is (E, H)
-    moe_norm: str  # within a decoder layer: the norm whose output is the MoE input
-    expert_parts: tuple[str, ...]  # packed parameters of `experts`, in slab order
-    saliency_block: int  # vision block whose attention tells saliency
-    visual_token_key: str  # config key of the placeholder token's id
-    default_prefix_layers: int  # published depth of the prefix for the published model size
+    model_class: str  # attribute of transformers, or "module:attribute" for a class of this project
+    layers: str = "model.layers"  # list of decoder layers; the module that holds it is the decoder
+    experts: str = "mlp.experts"  # within a decoder layer that has routed experts
+    router: str = "mlp.gate"  # within a decoder layer; its weight is (E, H)
+    moe_norm: str = "post_attention_layernorm"  # within a decoder layer: the norm whose output is the MoE input
+    vision: Vision | None = None  # None: text only
+    processor_class: str | None = None  # "module:attribute"; None: what AutoProcessor finds
+    default_prefix_layers: int = PUBLISHED_PREFIX_LAYERS
+
+    @property
+    def decoder(self) -> str:
+        """The text model: receives inputs_embeds and the visual masks."""
+        return self.layers.rpartition(".")[0]
 
 
-FAMILIES: Mapping[str, Family] = {
-    "qwen3_vl_moe": Family(
-        model_type="qwen3_vl_moe",
-        model_class="Qwen3VLMoeForConditionalGeneration",
-        decoder="model.language_model",
-        layers="model.language_model.layers",
-        vision="model.visual",
-        vision_blocks="model.visual.blocks",
-        experts="mlp.experts",
-        router="mlp.gate",
-        moe_norm="post_attention_layernorm",
-        expert_parts=("gate_up_proj", "down_proj"),
-        saliency_block=-1,
-        visual_token_key="image_token_id",
-        default_prefix_layers=10,
+def _text(model_type: str, model_class: str, **differences: str) -> Family:
+    return Family(model_type, model_class, **differences)  # type: ignore[arg-type]
+
+
+def _image(model_type: str, model_class: str, vision: Vision, **differences: str) -> Family:
+    return Family(model_type, model_class, vision=vision, **{"layers": "model.language_model.layers", **differences})  # type: ignore[arg-type]
+
+
+_ENTRIES = (
+    _image(
+        "qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration",
+        Vision("model.visual", saliency_attention="model.visual.blocks.-1.attn"),
     ),
-}
+    _text("mixtral", "MixtralForCausalLM"),
+    _text("olmoe", "OlmoeForCausalLM"),
+    _text("qwen2_moe", "Qwen2MoeForCausalLM"),
+    _text("qwen3_moe", "Qwen3MoeForCausalLM"),
+    _text("gpt_oss", "GptOssForCausalLM", router="mlp.router"),
+)  # fmt: skip
+
+FAMILIES: Mapping[str, Family] = {family.model_type: family for family in _ENTRIES}
 
 
 def family_of(model_type: object) -> Family:

@@ -18,11 +18,13 @@ from torch import nn
 
 from vismmoe.errors import CheckpointError
 from vismmoe.models.catalogue import Family
+from vismmoe.models.conversion import TensorSource, tensor_sources
+from vismmoe.models.expert_ranges import expert_layout, parts_of
 from vismmoe.models.headers import TensorEntry, read_headers
 from vismmoe.models.skeleton import build_skeleton, experts_modules, read_config, tied_names
-from vismmoe.types import ExpertId, ExpertLayout, ExpertRange, ModelSpec, PartShape
+from vismmoe.types import ExpertLayout, ModelSpec
 
-EXPERT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TOP_K_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 VOLATILE_KEYS = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache", "architectures")
 
 
@@ -35,7 +37,7 @@ class Checkpoint:
     config: Any  # transformers config
     spec: ModelSpec
     layout: ExpertLayout  # routed experts
-    backbone: Mapping[str, TensorEntry]  # parameter name -> its bytes; all that is not a routed expert
+    backbone: Mapping[str, TensorSource]  # parameter or buffer -> where it lies; all that is not a routed expert
     tied: Mapping[str, str]  # parameter -> the one it shares its tensor with
 
 
@@ -44,20 +46,29 @@ def open_checkpoint(folder: Path | str) -> Checkpoint:
     folder = Path(folder)
     config, family, raw = read_config(folder)
     model = build_skeleton(config, family)
-    modules = experts_modules(model, family)
+    modules = {
+        layer: (f"{family.layers}.{layer}.{family.experts}", module)
+        for layer, module in experts_modules(model, family).items()
+    }
     if not modules:
         raise CheckpointError(f"{folder}: no decoder layer of this config has routed experts")
     tensors = read_headers(folder)
     tied = tied_names(model)
-    packed = _packed_names(family, modules)
-    backbone = _match(model, tensors, set(packed.values()), tied, folder)
-    layout = _expert_layout(tensors, packed, modules, family, folder)
-    spec = _spec(config, family, modules, fingerprint(raw, tensors, backbone, family))
+    sources = _match(model, tensors, tied, folder)
+    packed = {f"{path}.{part}" for path, module in modules.values() for part in parts_of(module)}
+    layout = expert_layout(sources, modules, folder)
+    backbone = {name: source for name, source in sources.items() if name not in packed}
+    _check_shapes(model, backbone, folder)
+    spec = _spec(config, family, modules, layout, _fingerprint(raw, tensors, model, backbone, family))
     return Checkpoint(folder, family, config, spec, layout, backbone, tied)
 
 
-def fingerprint(
-    raw: Mapping[str, Any], tensors: Mapping[str, TensorEntry], backbone: Mapping[str, TensorEntry], family: Family
+def _fingerprint(
+    raw: Mapping[str, Any],
+    tensors: Mapping[str, TensorEntry],
+    model: nn.Module,
+    backbone: Mapping[str, TensorSource],
+    family: Family,
 ) -> str:
     """SHA-256 of config, tensor names with shapes and types, and the routers' weights.
 
@@ -69,7 +80,7 @@ def fingerprint(
         digest.update(f"{name}{tensors[name].shape}{tensors[name].dtype}".encode())
     for name in sorted(backbone):
         if name.endswith(f".{family.router}.weight"):
-            digest.update(backbone[name].read().view(torch.uint8).numpy().data)
+            digest.update(backbone[name].read(model).contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -79,87 +90,52 @@ def _stable(value: Any) -> Any:
     return value
 
 
-def _packed_names(family: Family, modules: Mapping[int, nn.Module]) -> dict[tuple[int, str], str]:
-    return {
-        (layer, part): f"{family.layers}.{layer}.{family.experts}.{part}"
-        for layer in modules
-        for part in family.expert_parts
-    }
-
-
 def _match(
-    model: nn.Module, tensors: Mapping[str, TensorEntry], packed: set[str], tied: Mapping[str, str], folder: Path
-) -> dict[str, TensorEntry]:
-    wanted = {name: tuple(held.shape) for name, held in model.state_dict(keep_vars=True).items() if name not in tied}
-    missing = sorted(name for name in wanted if name not in tensors)
+    model: nn.Module, tensors: Mapping[str, TensorEntry], tied: Mapping[str, str], folder: Path
+) -> dict[str, TensorSource]:
+    sources, surplus = tensor_sources(model, tensors)
+    wanted = [name for name in model.state_dict(keep_vars=True) if name not in tied]
+    missing = sorted(name for name in wanted if name not in sources)
     if missing:
         raise CheckpointError(f"{folder} lacks {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else ""))
-    surplus = sorted(name for name in tensors if name not in wanted and name not in tied)
     if surplus:
         more = f" and {len(surplus) - 1} more" if surplus[1:] else ""
         raise CheckpointError(f"{folder} holds {surplus[0]}{more}, which a {model.config.model_type} does not have")  # type: ignore[union-attr]
-    for name, shape in wanted.items():
-        if name not in packed and tensors[name].shape != shape:
+    return {name: sources[name] for name in wanted}
+
+
+def _check_shapes(model: nn.Module, backbone: Mapping[str, TensorSource], folder: Path) -> None:
+    held = model.state_dict(keep_vars=True)
+    for name, source in backbone.items():
+        if source.shape != tuple(held[name].shape):
             raise CheckpointError(
-                f"{folder}: {name} has shape {list(tensors[name].shape)}, the config asks {list(shape)}"
+                f"{folder}: {name} has shape {list(source.shape)}, the config asks {list(held[name].shape)}"
             )
-    return {name: tensors[name] for name in wanted if name not in packed}
 
 
-def _expert_layout(
-    tensors: Mapping[str, TensorEntry],
-    packed: Mapping[tuple[int, str], str],
-    modules: Mapping[int, nn.Module],
-    family: Family,
-    folder: Path,
-) -> ExpertLayout:
-    first = next(iter(modules))
-    shapes = {part: tuple(modules[first].get_parameter(part).shape) for part in family.expert_parts}
-    entries = {key: tensors[name] for key, name in packed.items()}
-    dtypes = {entry.dtype for entry in entries.values()}
-    if len(dtypes) > 1 or not dtypes <= set(EXPERT_DTYPES):
-        named = ", ".join(sorted(str(dtype) for dtype in dtypes))
-        raise CheckpointError(f"{folder}: experts are of type {named}; one of float32, bfloat16 or float16 is run")
-    parts = tuple(_part(part, shapes[part], entries[first, part]) for part in family.expert_parts)
-    for (_layer, part), entry in entries.items():
-        wanted = (shapes[part][0], *parts[family.expert_parts.index(part)].shape)
-        if entry.shape != wanted:
-            raise CheckpointError(f"{folder}: {entry.name} has shape {list(entry.shape)}, others have {list(wanted)}")
-    ranges = {
-        ExpertId(layer, expert): tuple(_slice(entries[layer, part], expert) for part in family.expert_parts)
-        for layer in modules
-        for expert in range(shapes[family.expert_parts[0]][0])
-    }
-    size = sum(piece.length for piece in next(iter(ranges.values())))
-    return ExpertLayout(dtype=next(iter(dtypes)), parts=parts, ranges=ranges, expert_bytes=size)
-
-
-def _part(name: str, in_memory: tuple[int, ...], entry: TensorEntry) -> PartShape:
-    """Published checkpoints hold each expert transposed; those saved in memory orientation are told by their shape."""
-    straight = in_memory[1:]
-    if entry.shape == (in_memory[0], *straight):
-        return PartShape(name, straight, transposed=False)
-    if entry.shape == (in_memory[0], *reversed(straight)):
-        return PartShape(name, (straight[1], straight[0]), transposed=True)
-    raise CheckpointError(
-        f"{entry.file}: {entry.name} has shape {list(entry.shape)}, the config asks {list(in_memory)} or its transpose"
-    )
-
-
-def _slice(entry: TensorEntry, expert: int) -> ExpertRange:
-    length = entry.length // entry.shape[0]
-    return ExpertRange(entry.file, entry.offset + expert * length, length)
-
-
-def _spec(config: Any, family: Family, modules: Mapping[int, nn.Module], digest: str) -> ModelSpec:
+def _spec(
+    config: Any, family: Family, modules: Mapping[int, tuple[str, nn.Module]], layout: ExpertLayout, digest: str
+) -> ModelSpec:
     text = config.get_text_config()
+    path, module = next(iter(modules.values()))
+    down = module.get_parameter("down_proj")
     return ModelSpec(
         family=family.model_type,
         num_layers=text.num_hidden_layers,
         moe_layers=tuple(modules),
-        num_experts=text.num_experts,
-        top_k=text.num_experts_per_tok,
+        num_experts=len(layout.ranges) // len(modules),
+        top_k=_top_k(text, path),
         hidden_size=text.hidden_size,
-        expert_width=text.moe_intermediate_size,
+        expert_width=int(down.shape[1 if getattr(module, "is_transposed", False) else 2]),
         fingerprint=digest,
     )
+
+
+def _top_k(text: Any, path: str) -> int:
+    for key in TOP_K_KEYS:
+        value = getattr(text, key, None)
+        if isinstance(value, (list, tuple)):
+            value = max(value)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise CheckpointError(f"the config does not say how many experts of {path} a token takes ({', '.join(TOP_K_KEYS)})")

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from vismmoe.models.checkpoint import Checkpoint
-from vismmoe.models.headers import TensorEntry
 from vismmoe.models.saliency import BLOCK_BYTES
+from vismmoe.models.skeleton import named_class
 from vismmoe.types import ModelBytes
 
 PAGE_BYTES = 4096
@@ -33,7 +33,7 @@ class ImageLimits:
 
 def image_limits(checkpoint: Checkpoint) -> ImageLimits:
     """From the processor's JSON, without loading the processor; Qwen's own defaults where it is silent."""
-    vision = checkpoint.config.vision_config
+    vision = vision_config(checkpoint)
     size: dict[str, Any] = {}
     for name, key in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
         file = checkpoint.folder / name
@@ -44,11 +44,28 @@ def image_limits(checkpoint: Checkpoint) -> ImageLimits:
         found = found.get(key) if key is not None else found
         size = (found or {}).get("size") or size
     return ImageLimits(
-        patch=int(vision.patch_size),
-        merge=int(vision.spatial_merge_size),
+        patch=_side(vision, "patch_size", 14),
+        merge=_side(vision, "spatial_merge_size", 1),
         least_pixels=int(size.get("shortest_edge", 56 * 56)),
         most_pixels=int(size.get("longest_edge", 28 * 28 * 1280)),
     )
+
+
+def vision_config(checkpoint: Checkpoint) -> Any | None:
+    """Config of the vision tower; None for a family without images."""
+    return None if checkpoint.family.vision is None else getattr(checkpoint.config, "vision_config", None)
+
+
+def image_tokens(checkpoint: Checkpoint, size: tuple[int, int]) -> int:
+    """Visual tokens to plan for, for an image of `size` (width, height) in pixels; 0 without images.
+
+    A model class of this project may know better (`count_visual_tokens`); others are reckoned by Qwen's resizing,
+    which towers of one fixed size stay below.
+    """
+    if checkpoint.family.vision is None:
+        return 0
+    own = getattr(named_class(checkpoint.family.model_class), "count_visual_tokens", None)
+    return int(own(checkpoint.config, size)) if own is not None else visual_tokens(image_limits(checkpoint), size)
 
 
 def visual_tokens(limits: ImageLimits, size: tuple[int, int]) -> int:
@@ -73,28 +90,54 @@ def model_bytes(
     readers: int = 1,
 ) -> ModelBytes:
     """What `plan_memory` reckons with, for a request of `context_tokens` with an image of `image_size` pixels."""
-    text = checkpoint.config.get_text_config()
-    vision_prefix = f"{checkpoint.family.vision}."
-    vision = [entry for name, entry in checkpoint.backbone.items() if name.startswith(vision_prefix)]
-    rest = [entry for name, entry in checkpoint.backbone.items() if not name.startswith(vision_prefix)]
-    tokens = visual_tokens(image_limits(checkpoint), image_size)
+    tower = f"{checkpoint.family.vision.tower}." if checkpoint.family.vision else None
+    shared = re.compile(rf"^{re.escape(checkpoint.family.layers)}\.\d+\..*shared_(expert|mlp)")
+    sizes = {"vision": 0, "shared_experts": 0, "backbone": 0}
+    for name, source in checkpoint.backbone.items():
+        part = "vision" if tower and name.startswith(tower) else "shared_experts" if shared.match(name) else "backbone"
+        sizes[part] += math.prod(source.shape) * compute_dtype.itemsize
+    tokens = image_tokens(checkpoint, image_size)
     return ModelBytes(
-        backbone=_total(rest, compute_dtype),
-        vision=_total(vision, compute_dtype),
-        shared_experts=0,
+        **sizes,
         expert_bytes=checkpoint.layout.expert_bytes,
         experts_per_layer=checkpoint.spec.num_experts,
         moe_layers=len(checkpoint.spec.moe_layers),
-        kv_bytes_per_token=2
-        * text.num_key_value_heads
-        * text.head_dim
-        * text.num_hidden_layers
-        * compute_dtype.itemsize,
+        kv_bytes_per_token=kv_values(checkpoint) * compute_dtype.itemsize,
         activation_bytes=request_activations(checkpoint, tokens, max(tokens, context_tokens), compute_dtype),
         staging_bytes=readers * (checkpoint.layout.expert_bytes + 2 * PAGE_BYTES)
         + _upcast_bytes(checkpoint, compute_dtype),
         top_k=checkpoint.spec.top_k,
     )
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """Attention heads and their widths, whatever the config calls them."""
+
+    query: int
+    cached: int
+    key_width: int
+    value_width: int
+
+
+def _heads(text: Any) -> _Heads:
+    query = int(_known(text, "num_attention_heads") or 1)
+    width = int(_known(text, "head_dim") or text.hidden_size // query)
+    latent = _known(text, "kv_lora_rank")  # multi-head latent attention: transformers caches what it expands to
+    key = int(_known(text, "qk_nope_head_dim") or 0) + int(_known(text, "qk_rope_head_dim") or 0) if latent else width
+    return _Heads(
+        query=query,
+        cached=query if latent else int(_known(text, "num_key_value_heads") or query),
+        key_width=key or width,
+        value_width=int(_known(text, "v_head_dim") or width) if latent else width,
+    )
+
+
+def kv_values(checkpoint: Checkpoint) -> int:
+    """Numbers that the cache holds of one token, all layers together; layers without attention count as if they had."""
+    text = checkpoint.config.get_text_config()
+    heads = _heads(text)
+    return heads.cached * (heads.key_width + heads.value_width) * int(text.num_hidden_layers)
 
 
 def request_activations(checkpoint: Checkpoint, visual_tokens: int, tokens: int, dtype: torch.dtype) -> int:
@@ -104,27 +147,35 @@ def request_activations(checkpoint: Checkpoint, visual_tokens: int, tokens: int,
 
 def vision_activations(checkpoint: Checkpoint, tokens: int, dtype: torch.dtype) -> int:
     """Bytes alive in the vision tower for `tokens` visual tokens: pixels, one block, the DeepStack features."""
-    vision = checkpoint.config.vision_config
-    patches = tokens * vision.spatial_merge_size**2
-    pixels = patches * vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-    stream = 2 * vision.hidden_size
-    block = max(7 * vision.hidden_size, 2 * vision.intermediate_size)  # q, k, v, their rotations; or the MLP
-    features = tokens * vision.out_hidden_size * (1 + len(vision.deepstack_visual_indexes))
-    scores = 3 * min(BLOCK_BYTES, vision.num_heads * patches**2 * 4)  # while saliency is measured
-    needed: int = pixels * (4 + dtype.itemsize) + (patches * (stream + block) + features) * dtype.itemsize + scores
+    vision = vision_config(checkpoint)
+    if vision is None or not tokens:
+        return 0
+    width = int(_known(vision, "hidden_size", "embed_dim", "width") or 1024)
+    patches = tokens * _side(vision, "spatial_merge_size", 1) ** 2
+    channels = int(_known(vision, "in_channels", "num_channels") or 3)
+    pixels = patches * channels * _side(vision, "temporal_patch_size", 1) * _side(vision, "patch_size", 14) ** 2
+    # q, k, v, their rotations; or the MLP
+    block = max(7 * width, 2 * int(_known(vision, "intermediate_size") or 4 * width))
+    out = int(_known(vision, "out_hidden_size") or checkpoint.spec.hidden_size)
+    features = tokens * out * (1 + _deepstack(vision))
+    heads = int(_known(vision, "num_heads", "num_attention_heads") or 16)
+    scores = 3 * min(BLOCK_BYTES, heads * patches**2 * 4)  # while saliency is measured
+    needed: int = pixels * (4 + dtype.itemsize) + (patches * (2 * width + block) + features) * dtype.itemsize + scores
     return needed
 
 
 def text_activations(checkpoint: Checkpoint, tokens: int, dtype: torch.dtype) -> int:
     """Bytes alive in the decoder while `tokens` go through one layer, with the visual features kept for DeepStack."""
-    text = checkpoint.config.get_text_config()
-    heads = (text.num_attention_heads + 2 * text.num_key_value_heads) * text.head_dim
-    stream = 4 * text.hidden_size  # embeddings, residual, normed input, output
-    experts = (text.num_experts_per_tok + 1) * text.hidden_size + 3 * text.moe_intermediate_size
-    features = text.hidden_size * (1 + len(checkpoint.config.vision_config.deepstack_visual_indexes))
-    router = 3 * text.num_experts * 4
-    needed: int = tokens * ((stream + features + max(2 * heads, experts)) * dtype.itemsize + router)
-    needed += text.vocab_size * 8  # logits of one token, twice
+    text, spec = checkpoint.config.get_text_config(), checkpoint.spec
+    heads = _heads(text)
+    attention = heads.query * heads.key_width + heads.cached * (heads.key_width + heads.value_width)
+    stream = 4 * spec.hidden_size  # embeddings, residual, normed input, output
+    experts = (spec.top_k + 1) * spec.hidden_size + 3 * spec.expert_width
+    vision = vision_config(checkpoint)
+    features = 0 if vision is None else spec.hidden_size * (1 + _deepstack(vision))
+    router = 3 * spec.num_experts * 4
+    needed: int = tokens * ((stream + features + max(2 * attention, experts)) * dtype.itemsize + router)
+    needed += int(text.vocab_size) * 8  # logits of one token, twice
     return needed
 
 
@@ -134,5 +185,18 @@ def _upcast_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     return 0 if held == dtype else checkpoint.layout.expert_bytes // held.itemsize * dtype.itemsize
 
 
-def _total(entries: Iterable[TensorEntry], dtype: torch.dtype) -> int:
-    return sum(math.prod(entry.shape) * dtype.itemsize for entry in entries)
+def _deepstack(vision: Any) -> int:
+    return len(_known(vision, "deepstack_visual_indexes") or ())
+
+
+def _side(config: Any, name: str, otherwise: int) -> int:
+    """A size that some configs give for both sides."""
+    value = _known(config, name)
+    if isinstance(value, (list, tuple)):
+        value = value[0] if value else None
+    return int(value) if value else otherwise
+
+
+def _known(config: Any, *names: str) -> Any:
+    """The first of the config's values that is set."""
+    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from vismmoe.models.checkpoint import Checkpoint
+from vismmoe.models.load import tokenizer_of
 
 
 class ModelState:
@@ -41,7 +42,7 @@ def stop_tokens(checkpoint: Checkpoint, processor: Any) -> list[int]:
     if found is None:
         found = checkpoint.config.get_text_config().eos_token_id
     if found is None:
-        found = processor.tokenizer.eos_token_id
+        found = tokenizer_of(processor).eos_token_id
     if found is None:
         return []
     return [int(token) for token in (found if isinstance(found, (list, tuple)) else [found])]
@@ -51,7 +52,7 @@ def greedy_config(stop: list[int], processor: Any, max_new_tokens: int) -> Any:
     """A GenerationConfig of our own: a checkpoint's sampling settings would make answers random."""
     from transformers import GenerationConfig
 
-    pad = processor.tokenizer.pad_token_id
+    pad = tokenizer_of(processor).pad_token_id
     return GenerationConfig(
         do_sample=False,
         max_new_tokens=max_new_tokens,

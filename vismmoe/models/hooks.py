@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from vismmoe.models.catalogue import Family
+from vismmoe.models.catalogue import Family, Vision
 from vismmoe.models.saliency import received_attention
 
 
@@ -29,8 +29,8 @@ class Observer(Protocol):
     def see_saliency(self, received: Tensor) -> None:
         """(N,) attention received by each visual token of the request."""
 
-    def begin_forward(self, embeds: Tensor) -> None:
-        """(1, T, H) what the decoder receives in this forward."""
+    def begin_forward(self, embeds: Tensor | None) -> None:
+        """(1, T, H) what the decoder receives in this forward; None: it embeds the tokens itself."""
 
     def end_forward(self) -> None: ...
     def compress(self) -> None:
@@ -60,18 +60,23 @@ class StackHooks:
         self._install(model, family)
 
     def _install(self, model: nn.Module, family: Family) -> None:
-        vision = model.get_submodule(family.vision)
-        blocks: Any = model.get_submodule(family.vision_blocks)
-        self._merge_unit = int(vision.spatial_merge_size) ** 2  # type: ignore[arg-type]
-        vision.register_forward_pre_hook(self._before_vision)
-        vision.register_forward_hook(self._after_vision)
-        blocks[family.saliency_block].attn.register_forward_pre_hook(self._at_vision_attention, with_kwargs=True)
+        if family.vision is not None:
+            self._watch_vision(model, family.vision)
         model.get_submodule(family.decoder).register_forward_pre_hook(self._before_decoder, with_kwargs=True)
         model.register_forward_hook(self._after_model)
         layers: Any = model.get_submodule(family.layers)
         for index in range(self._boundary, len(layers)):
             layers[index].register_forward_pre_hook(self._before_layer(index), with_kwargs=True)
             layers[index].register_forward_hook(self._after_layer(index))
+
+    def _watch_vision(self, model: nn.Module, vision: Vision) -> None:
+        tower = model.get_submodule(vision.tower)
+        tower.register_forward_pre_hook(self._before_vision)
+        tower.register_forward_hook(self._after_vision)
+        if vision.saliency_attention is not None:
+            self._merge_unit = int(tower.spatial_merge_size) ** 2  # type: ignore[arg-type]
+            attention = submodule(model, vision.saliency_attention)
+            attention.register_forward_pre_hook(self._at_vision_attention, with_kwargs=True)
 
     def _before_vision(self, module: nn.Module, args: Any) -> None:
         if (session := self._current()) is not None:
@@ -94,7 +99,7 @@ class StackHooks:
         self._here.deepstack = None
         if session is None:
             return None
-        session.begin_forward(kwargs["inputs_embeds"])
+        session.begin_forward(kwargs.get("inputs_embeds"))
         embeds = kwargs.get("deepstack_visual_embeds")
         if embeds is None or len(embeds) <= self._boundary:
             return None
@@ -134,6 +139,14 @@ class StackHooks:
             return add_deepstack(output, mask, embeds[index], session.kept(), session.kept_visual())
 
         return hook
+
+
+def submodule(model: nn.Module, path: str) -> nn.Module:
+    """get_submodule that counts from the end too: "blocks.-1.attn"."""
+    found: Any = model
+    for part in path.split("."):
+        found = found[int(part)] if part.lstrip("-").isdigit() else getattr(found, part)
+    return found  # type: ignore[no-any-return]
 
 
 def pruned_kwargs(kwargs: dict[str, Any], kept: Tensor, prompt_tokens: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,11 @@ from torch import Tensor, nn
 from vismmoe.errors import CheckpointError
 from vismmoe.models.catalogue import Family
 from vismmoe.models.checkpoint import Checkpoint
-from vismmoe.models.skeleton import build_skeleton, experts_modules
+from vismmoe.models.skeleton import build_skeleton, experts_modules, named_class
 
 EXPERTS_IMPLEMENTATION = "vismmoe"
 RUNNER = "_vismmoe_runner"  # attribute of each experts module: what its calls are handed to
 ExpertsRunner = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
-REQUIRED_FLAGS = {"has_bias": False, "has_gate": True, "has_post_expert_norm": False, "is_transposed": False}
 
 
 def load_model(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> nn.Module:
@@ -26,11 +26,15 @@ def load_model(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dty
     Memory beyond the model's own: one tensor of the checkpoint at a time.
     """
     model = build_skeleton(checkpoint.config, checkpoint.family)
-    for name, entry in checkpoint.backbone.items():
-        held = entry.read().to(device=device, dtype=dtype)
-        _assign(model, name, nn.Parameter(held, requires_grad=False))
-    for name, source in checkpoint.tied.items():
-        _assign(model, name, model.get_parameter(source))
+    exact = _kept_exact(model, dtype)
+    buffers = {name for name, _ in model.named_buffers()}
+    for name, source in checkpoint.backbone.items():
+        held = source.read(model)
+        if held.is_floating_point():
+            held = held.to(dtype=torch.float32 if name in buffers or exact(name) else dtype)
+        _assign(model, name, nn.Parameter(held.to(device), requires_grad=False))
+    for name, shared in checkpoint.tied.items():
+        _assign(model, name, model.get_parameter(shared))
     for module in model.modules():
         for key, buffer in module._buffers.items():
             if buffer is not None:
@@ -39,16 +43,11 @@ def load_model(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dty
 
 
 def route_experts(model: nn.Module, family: Family, runner_of: Callable[[int], ExpertsRunner]) -> None:
-    """Hand the experts' call of every MoE layer l to `runner_of(l)`; refuses experts whose arithmetic is not run."""
+    """Hand the experts' call of every MoE layer l to `runner_of(l)`."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register(EXPERTS_IMPLEMENTATION, run_experts)
     for layer, module in experts_modules(model, family).items():
-        for flag, wanted in REQUIRED_FLAGS.items():
-            if getattr(module, flag, wanted) != wanted:
-                raise CheckpointError(
-                    f"the experts of {family.model_type} have {flag}={not wanted}, which is not built yet"
-                )
         object.__setattr__(module, RUNNER, runner_of(layer))  # not a submodule, not a buffer
     model.set_experts_implementation(EXPERTS_IMPLEMENTATION)  # type: ignore[operator]
 
@@ -69,14 +68,32 @@ def moe_norm_weights(model: nn.Module, checkpoint: Checkpoint) -> dict[int, Tens
     return _per_layer(model, checkpoint, f"{checkpoint.family.moe_norm}.weight")
 
 
-def load_processor(folder: Path) -> Any:
-    """The checkpoint's processor (images and text); CheckpointError when the folder has none that works."""
-    from transformers import AutoProcessor
+def load_processor(folder: Path, family: Family) -> Any:
+    """The checkpoint's processor (images and text; a tokenizer where the family has no images).
 
+    CheckpointError when the folder has none that works. Code of the checkpoint is never run.
+    """
+    from transformers import AutoProcessor, AutoTokenizer
+
+    kind = AutoTokenizer if family.vision is None else AutoProcessor
+    if family.processor_class is not None:
+        kind = named_class(family.processor_class)
     try:
-        return AutoProcessor.from_pretrained(str(folder), local_files_only=True)
+        return kind.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # transformers raises whatever it meets on the way
         raise CheckpointError(f"the processor in {folder} cannot be loaded ({error})") from error
+
+
+def tokenizer_of(processor: Any) -> Any:
+    """The tokenizer within a processor, or the processor that is one."""
+    return getattr(processor, "tokenizer", processor)
+
+
+def _kept_exact(model: nn.Module, dtype: torch.dtype) -> Callable[[str], bool]:
+    """Which tensors transformers keeps in float32 beside 16-bit ones (router biases and the like)."""
+    patterns = list(model._get_dtype_plan(dtype))  # type: ignore[operator]
+    matching = re.compile("|".join(pattern.replace("*", ".*") for pattern in patterns)) if patterns else None
+    return lambda name: matching is not None and matching.search(name) is not None
 
 
 def _per_layer(model: nn.Module, checkpoint: Checkpoint, path: str) -> dict[int, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import nn
 
 from vismmoe.errors import CheckpointError
 from vismmoe.models.catalogue import Family, family_of
+
+UNSET = -7  # in integer buffers until they are computed
 
 
 def read_config(folder: Path) -> tuple[Any, Family, dict[str, Any]]:
@@ -39,26 +42,72 @@ def read_config(folder: Path) -> tuple[Any, Family, dict[str, Any]]:
 
 def build_skeleton(config: Any, family: Family) -> nn.Module:
     """The model with every parameter on the meta device and every non-persistent buffer real (float32, CPU)."""
-    import transformers
-
     with torch.device("meta"):
-        model: nn.Module = getattr(transformers, family.model_class)._from_config(config)
+        model: nn.Module = named_class(family.model_class)._from_config(config)
     rebuild_buffers(model)
     return model.eval()
 
 
+def named_class(name: str) -> Any:
+    """A class by "module:attribute", or by its name in transformers."""
+    module, _, attribute = name.rpartition(":")
+    try:
+        return getattr(import_module(module or "transformers"), attribute)
+    except (ImportError, AttributeError) as error:
+        raise CheckpointError(f"the installed transformers cannot run this model: it has no {name} ({error})") from None
+
+
 def rebuild_buffers(model: nn.Module) -> None:
-    """Give modules with computed buffers (rotary frequencies) real ones: no checkpoint holds them."""
+    """Give modules with computed buffers (rotary frequencies) real ones: no checkpoint holds them.
+
+    transformers computes them again where its own loading does, in the model's _init_weights; a module that it passes
+    over is built once more by its constructor.
+    """
+    owners: list[tuple[str, Any]] = [(n, m) for n, m in model.named_modules() if hasattr(m, "_init_weights")]
     for name, module in list(model.named_modules()):
         lost = [key for key in module._non_persistent_buffers_set if _on_meta(module, key)]
         if not lost:
             continue
-        try:
-            fresh = type(module)(module.config)
-        except Exception as error:
-            raise CheckpointError(f"the buffers of {name} cannot be rebuilt with this transformers ({error})") from None
-        for key in lost:
-            module.register_buffer(key, fresh.get_buffer(key), persistent=False)
+        owner = max((n for n in owners if n[0] == "" or f"{name}.".startswith(f"{n[0]}.")), key=lambda n: len(n[0]))[1]
+        if not (_initialised(owner, module, lost) or _constructed(module, lost)):
+            raise CheckpointError(f"the buffers {', '.join(lost)} of {name} cannot be rebuilt with this transformers")
+
+
+def _initialised(owner: Any, module: nn.Module, lost: list[str]) -> bool:
+    """Whether transformers' own initialisation fills the buffers."""
+    for key in lost:
+        meta = module._buffers[key]
+        assert meta is not None
+        fill = torch.nan if meta.is_floating_point() or meta.is_complex() else UNSET
+        kind = torch.bool if meta.dtype is torch.bool else meta.dtype
+        module._buffers[key] = torch.full(meta.shape, True if kind is torch.bool else fill, dtype=kind)
+    before = {key: _held(module, key).clone() for key in lost}
+    parameters = dict(module._parameters)
+    try:
+        with torch.no_grad():
+            owner._init_weights(module)
+    except Exception:  # whatever the model's code raises: the constructor is asked next
+        return False
+    finally:
+        module._parameters.update(parameters)
+    now = {key: _held(module, key) for key in lost}
+    return all(not torch.equal(before[key], held) and not held.isnan().any() for key, held in now.items())
+
+
+def _constructed(module: nn.Module, lost: list[str]) -> bool:
+    try:
+        fresh = type(module)(module.config)
+    except Exception:
+        return False
+    for key in lost:
+        module.register_buffer(key, fresh.get_buffer(key), persistent=False)
+    return True
+
+
+def _held(module: nn.Module, key: str) -> torch.Tensor:
+    held = module._buffers[key]
+    assert held is not None
+    return held
 
 
 def experts_modules(model: nn.Module, family: Family) -> dict[int, nn.Module]:
@@ -86,7 +135,8 @@ def _on_meta(module: nn.Module, key: str) -> bool:
 def _parse(family: Family, raw: dict[str, Any], file: Path) -> Any:
     from transformers import CONFIG_MAPPING
 
+    kind = named_class(family.model_class).config_class or CONFIG_MAPPING[family.model_type]
     try:
-        return CONFIG_MAPPING[family.model_type].from_dict(raw)
+        return kind.from_dict(raw)
     except Exception as error:  # transformers checks configs with errors of its own
         raise CheckpointError(f"{file} is not a valid {family.model_type} config ({error})") from None
