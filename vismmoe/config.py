@@ -61,7 +61,18 @@ class ModelConfig(Config):
 class EngineConfig(ModelConfig):
     """How visual tokens are dropped and experts fetched."""
 
-    compressor: Literal["affinity", "random", "saliency", "uniform"] = "affinity"
+    compressor: Literal[
+        "affinity",
+        "affinity-bytes",
+        "affinity-mass",
+        "affinity-resident",
+        "diversity",
+        "downsample",
+        "prompt",
+        "random",
+        "saliency",
+        "uniform",
+    ] = "affinity"
     """How visual tokens are chosen after the prefix; affinity is the published method."""
     keep_ratio: Fraction = 1.0
     """Share of the visual tokens that the deeper layers see; 1 keeps them all."""

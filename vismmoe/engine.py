@@ -9,7 +9,6 @@ answered together meet at each MoE layer, which then loads each expert once for 
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from vismmoe.compressors import get_compressor
@@ -42,7 +42,7 @@ from vismmoe.models.load import (
     tokenizer_of,
 )
 from vismmoe.models.prompt import Prompt, encode
-from vismmoe.pipeline import ExpertPipeline, LayerCall, PipelineOptions
+from vismmoe.pipeline import ExpertPipeline, LayerCall, PipelineOptions, Watcher
 from vismmoe.planning import (
     CONTEXT_TOKENS,
     IMAGE_SIZE,
@@ -57,7 +57,7 @@ from vismmoe.recording import Recorder
 from vismmoe.reporting import timing, tokens_per_second, usage
 from vismmoe.request import ExpertReport, GenerationResult, MemoryReport, PredictorReport, Recording, Request
 from vismmoe.session import Session
-from vismmoe.types import ModelBytes, ModelSpec, Predictor, RequestRecord
+from vismmoe.types import AheadDemand, Compressor, ModelBytes, ModelSpec, Predictor, RequestRecord
 
 __all__ = ["Engine", "GenerationResult", "Recording", "Request", "plan_for"]
 
@@ -214,8 +214,12 @@ class Engine:
         )
         return Recording(result, told, tuple(recorder.records))
 
+    def watch(self, request: Request, watcher: Watcher) -> GenerationResult:
+        """Answer while `watcher` is shown what each MoE layer's router chose, in every forward."""
+        return self._answer((request,), None, watcher)[0][0]
+
     def _answer(
-        self, requests: Sequence[Request], on_text: OnText | None, recorder: Recorder | None
+        self, requests: Sequence[Request], on_text: OnText | None, recorder: Watcher | None
     ) -> list[tuple[GenerationResult, Session]]:
         with self._turn:
             if self._closed:
@@ -231,23 +235,34 @@ class Engine:
             ]
 
     def _prepare(self, request: Request) -> _Asked:
-        images = load_images(request.images)
+        compressor = get_compressor(
+            request.compressor, salient_ratio=self.config.salient_ratio, trade_off=self.config.trade_off
+        )
+        images = self._resized(load_images(request.images), compressor, request.keep_ratio)
         started = time.perf_counter()
         prompt = encode(self._processor, self.checkpoint.config, self.checkpoint.family, images, request.prompt)
-        return _Asked(request, self._open_session(request, prompt), started)
+        return _Asked(request, self._open_session(request, prompt, compressor), started)
 
-    def _open_session(self, request: Request, prompt: Prompt) -> Session:
+    def _resized(
+        self, images: Sequence[Image.Image], compressor: Compressor, keep_ratio: float
+    ) -> Sequence[Image.Image]:
+        """Pictures as the compressor wants the vision tower to see them; nearly all want them as they are."""
+        vision = getattr(self.checkpoint.config, "vision_config", None)
+        patch = getattr(vision, "patch_size", None)
+        token_px = (patch if isinstance(patch, int) else 16) * int(getattr(vision, "spatial_merge_size", 1))
+        sizes = [compressor.resize(*image.size, keep_ratio, token_px) for image in images]
+        pairs = zip(images, sizes, strict=True)
+        return [image if size == image.size else image.resize(size, Image.Resampling.BICUBIC) for image, size in pairs]
+
+    def _open_session(self, request: Request, prompt: Prompt, compressor: Compressor) -> Session:
         if request.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
         if not 0 < request.keep_ratio <= 1:
             raise UsageError(f"keep_ratio must lie in (0, 1], not {request.keep_ratio}")
         total = len(prompt.visual_positions)
-        count = math.floor(request.keep_ratio * total + 1e-9)  # 0.7 of 10 is 7, whatever floating point makes of it
+        count = compressor.count(total, request.keep_ratio)
         if count < total and not self.prefix_layers:
             raise UsageError("with prefix_layers 0 no visual token can be dropped: give at least 1, or keep_ratio 1")
-        compressor = get_compressor(
-            request.compressor, salient_ratio=self.config.salient_ratio, trade_off=self.config.trade_off
-        )
         return Session(
             self.spec,
             prompt,
@@ -255,7 +270,21 @@ class Engine:
             compressor=compressor if count < total else None,
             prefix=self.spec.moe_layers[: self.prefix_layers],
             device=self._device,
+            foresee=self._foresee(compressor.layers_ahead) if count < total and compressor.layers_ahead else None,
         )
+
+    def _foresee(self, layers_ahead: int) -> Callable[[int, Tensor], AheadDemand]:
+        """What the next deeper layers would be asked for, by their own routers (next gate), and what is there."""
+        gate = NextGate(self.spec, self.routers, self.router_norms, layers_ahead)
+
+        def ask(layer: int, states: Tensor) -> AheadDemand:
+            experts = gate.logits(layer, states, layers_ahead).topk(self.spec.top_k, dim=-1).indices
+            row = self.spec.moe_layers.index(layer)
+            layers = self.spec.moe_layers[row + 1 : row + 1 + len(experts)]
+            sizes = torch.full((len(layers),), self.checkpoint.layout.expert_bytes)
+            return AheadDemand(experts, self._pipeline.resident(layers), sizes)
+
+        return ask
 
     def _check_fits(self, asked: Sequence[_Asked]) -> None:
         """Requests in lock-step go through the vision tower one by one; all their caches are alive together."""
@@ -270,7 +299,7 @@ class Engine:
         )
 
     def _run(
-        self, asked: Sequence[_Asked], on_text: OnText | None, recorder: Recorder | None
+        self, asked: Sequence[_Asked], on_text: OnText | None, recorder: Watcher | None
     ) -> list[tuple[list[int], float]]:
         """For each: the ids of the answer's tokens, and when the last one was there."""
         self._pipeline.begin_request()

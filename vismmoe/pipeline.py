@@ -177,6 +177,16 @@ class ExpertPipeline:
                 merged[expert] = max(priority, merged.get(expert, priority))
         return dict(sorted(merged.items(), key=lambda item: -item[1]))
 
+    def resident(self, layers: Sequence[int]) -> Tensor:
+        """(layers, E) bool: experts of these decoder layers that need no loading now."""
+        there = torch.zeros(len(layers), self.spec.num_experts, dtype=torch.bool)
+        for row, layer in enumerate(layers):
+            if layer in self._pinned:
+                there[row] = True
+            else:
+                there[row, [e for e in range(self.spec.num_experts) if ExpertId(layer, e) in self._cache]] = True
+        return there
+
     # -- lifetime -------------------------------------------------------------------------------------------------
     @property
     def evictions(self) -> int:

@@ -6,7 +6,7 @@ The model's hooks tell it what happens (it is their Observer); the pipeline asks
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +17,7 @@ from vismmoe.models.arithmetic import Demand
 from vismmoe.models.prompt import Prompt
 from vismmoe.models.saliency import scale_to_unit
 from vismmoe.predictors.features import advance_history
-from vismmoe.types import Compressor, LayerState, ModelSpec, Phase, VisualTokens
+from vismmoe.types import AheadDemand, Compressor, LayerState, ModelSpec, Phase, VisualTokens
 
 
 @dataclass
@@ -44,8 +44,10 @@ class Session:
         compressor: Compressor | None,
         prefix: Sequence[int],
         device: torch.device,
+        foresee: Callable[[int, Tensor], AheadDemand] | None = None,
     ) -> None:
-        """keep_count: visual tokens that the layers after `prefix` (MoE layers) see; compressor None keeps all."""
+        """keep_count: visual tokens that the layers after `prefix` (MoE layers) see; compressor None keeps all.
+        foresee: from the last prefix layer and its visual states (N, H) to what deeper layers would be asked."""
         self.spec = spec
         self.prompt = prompt
         self.prompt_tokens = prompt.tokens
@@ -57,6 +59,8 @@ class Session:
         self.embeddings: Tensor | None = None  # (N, H) visual embeddings as the decoder receives them
         self.visual_summary = torch.zeros(spec.hidden_size, device=device)
         self._compressor = compressor
+        self._foresee = foresee
+        self._states: Tensor | None = None  # MoE input of the last prefix layer
         self._prefix = tuple(prefix)
         self._rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
         self._device = device
@@ -129,6 +133,9 @@ class Session:
         if self.embeddings is None or self._saliency is None:
             raise RuntimeError("the vision tower and the prefix have not run yet")
         experts, weights = zip(*(self._choices[layer] for layer in self._prefix), strict=True)
+        assert self._states is not None
+        states = self._states[self._visual]
+        after = int(self._visual[-1]) + 1 if len(self._visual) else 0
         return VisualTokens(
             saliency=self._saliency,
             embeddings=self.embeddings,
@@ -138,12 +145,19 @@ class Session:
             prefix_experts=torch.stack(experts),
             prefix_weights=torch.stack(weights),
             num_experts=self.spec.num_experts,
+            states=states,
+            prompt_states=self._states[after:],
+            ahead=None if self._foresee is None else self._foresee(self._prefix[-1], states),
         )
 
     def distinct_experts(self) -> float:
         """Experts that the prefill needed in a MoE layer after the prefix: mean over these layers, 0 without any."""
         deep = [count for layer, count in self._distinct.items() if layer not in self._prefix]
         return sum(deep) / len(deep) if deep else 0.0
+
+    def visual_rows(self, layer: int) -> Tensor:
+        """(V,) int64 rows of the visual tokens among the tokens that `layer` sees in the prefill."""
+        return self._visual if self._kept is None or layer in self._prefix else self._deep_visual
 
     # -- told and asked by the pipeline ---------------------------------------------------------------------------
     def see_routing(
@@ -160,11 +174,11 @@ class Session:
         self._history[row] = advance_history(self._history[row], counts, self.spec.top_k)
         if self.phase == "prefill":
             self._distinct[layer] = len(demand.experts)
-            deep = self._kept is not None and layer not in self._prefix
-            rows = self._deep_visual if deep else self._visual
+            rows = self.visual_rows(layer)
             self._means[layer] = (
                 hidden[rows].float().mean(0) if len(rows) else hidden.new_zeros(hidden.shape[-1]).float()
             )
             if layer in self._prefix and self._compressor is not None:
+                self._states = hidden
                 self._choices[layer] = top_k_index[self._visual], top_k_weights[self._visual].float()
         return LayerState(layer, self.phase, hidden, self._means[layer], self.visual_summary, self._history)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:  # the command line prints its help without importing torch
     from collections.abc import Mapping
@@ -38,6 +38,15 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
+class AheadDemand:
+    """What the visual tokens would ask of the first D deeper MoE layers, as next gate sees it after the prefix."""
+
+    experts: Tensor  # (D, N, k) int64
+    resident: Tensor  # (D, E) bool: has a slab, or is pinned
+    bytes: Tensor  # (D,) int64 size of one expert of each layer
+
+
+@dataclass(frozen=True)
 class VisualTokens:
     """All that a compressor may look at, for the visual tokens of one request (N of them, prompt order)."""
 
@@ -49,13 +58,26 @@ class VisualTokens:
     prefix_experts: Tensor  # (P, N, k) int64 experts chosen in the P pinned prefix layers
     prefix_weights: Tensor  # (P, N, k) float32 their gate weights
     num_experts: int
+    states: Tensor | None = None  # (N, H) MoE input of the last prefix layer
+    prompt_states: Tensor | None = None  # (Q, H) the same for the text that follows the last visual token
+    ahead: AheadDemand | None = None  # for compressors that look ahead
 
 
 class Compressor(Protocol):
     """Chooses the visual tokens that the deeper layers see."""
 
+    layers_ahead: ClassVar[int]  # deeper MoE layers that VisualTokens.ahead must speak of; 0: none
+
     @property
     def name(self) -> str: ...
+
+    def resize(self, width: int, height: int, keep_ratio: float, token_px: int) -> tuple[int, int]:
+        """Width and height in pixels to bring a picture to before the vision tower; token_px: a visual token's side."""
+        ...
+
+    def count(self, total: int, keep_ratio: float) -> int:
+        """How many of `total` visual tokens the deeper layers see."""
+        ...
 
     def keep(self, visual: VisualTokens, count: int) -> Tensor:
         """Return (count,) int64, sorted, distinct indices into the N visual tokens."""

@@ -7,6 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 
 from vismmoe.compressors.affinity import AffinityCompressor
+from vismmoe.compressors.affinity_bytes import AffinityBytesCompressor
+from vismmoe.compressors.affinity_mass import AffinityMassCompressor
+from vismmoe.compressors.affinity_resident import AffinityResidentCompressor
+from vismmoe.compressors.diversity import DiversityCompressor
+from vismmoe.compressors.downsample import DownsampleCompressor
+from vismmoe.compressors.prompt import PromptCompressor
 from vismmoe.compressors.random import RandomCompressor
 from vismmoe.compressors.saliency import SaliencyCompressor
 from vismmoe.compressors.uniform import UniformCompressor
@@ -15,6 +21,12 @@ from vismmoe.types import Compressor
 
 COMPRESSORS: Mapping[str, Callable[..., Compressor]] = {
     "affinity": AffinityCompressor,
+    "affinity-bytes": AffinityBytesCompressor,
+    "affinity-mass": AffinityMassCompressor,
+    "affinity-resident": AffinityResidentCompressor,
+    "diversity": DiversityCompressor,
+    "downsample": DownsampleCompressor,
+    "prompt": PromptCompressor,
     "random": RandomCompressor,
     "saliency": SaliencyCompressor,
     "uniform": UniformCompressor,

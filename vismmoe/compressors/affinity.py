@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vismmoe.compressors.base import best, check_count
+from vismmoe.compressors.base import Method, best, check_count, expert_use, salient_core
 from vismmoe.types import VisualTokens
 
 
 @dataclass(frozen=True)
-class AffinityCompressor:
+class AffinityCompressor(Method):
     """A salient core first, then the tokens that are salient and ask for few experts beyond the core's.
 
     salient_ratio: alpha, share of the visual tokens in the core. trade_off: lambda, price of marginal expansion.
@@ -24,9 +24,8 @@ class AffinityCompressor:
 
     def keep(self, visual: VisualTokens, count: int) -> Tensor:
         """(count,) int64 sorted indices: I_core, then TopK(s - lambda * Delta) of the rest."""
-        total = len(visual.saliency)
-        check_count(count, total)
-        core = best(visual.saliency, min(int(self.salient_ratio * total), count))
+        check_count(count, len(visual.saliency))
+        core = salient_core(visual.saliency, self.salient_ratio, count)
         score = visual.saliency.float() - self.trade_off * marginal_expansion(visual, core)
         score[core] = torch.inf  # the core is kept whatever it costs
         return best(score, count).sort().values
@@ -37,8 +36,13 @@ def marginal_expansion(visual: VisualTokens, core: Tensor) -> Tensor:
 
     core: (C,) int64 indices of the core's tokens. Returns (N,) float32 in [0, 1]; zeros without a prefix.
     """
-    layers, total, _ = visual.prefix_experts.shape
-    chosen = torch.zeros(layers, total, visual.num_experts, dtype=torch.bool, device=visual.prefix_experts.device)
-    chosen.scatter_(-1, visual.prefix_experts, True)
-    beyond = chosen & ~chosen[:, core].any(1, keepdim=True)
-    return beyond.sum((0, 2)).float() / chosen.sum((0, 2)).clamp(min=1)
+    return share_beyond(expert_use(visual.prefix_experts, visual.num_experts), core)
+
+
+def share_beyond(use: Tensor, core: Tensor) -> Tensor:
+    """Share of each token's use that falls on experts which no token of the core uses.
+
+    use: (pairs, N) float32 >= 0; core: (C,) int64. Returns (N,) float32 in [0, 1].
+    """
+    beyond = (use[:, core] == 0).all(1)
+    return use[beyond].sum(0) / use.sum(0).clamp(min=torch.finfo(torch.float32).tiny)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vismmoe.compressors.base import check_count
+from vismmoe.compressors.base import Method, check_count
 from vismmoe.types import VisualTokens
 
 
 @dataclass(frozen=True)
-class RandomCompressor:
+class RandomCompressor(Method):
     """Each subset of the asked size is equally likely; the same visual tokens give the same subset."""
 
     seed: int = 0

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vismmoe.compressors.base import best, check_count
+from vismmoe.compressors.base import Method, best, check_count
 from vismmoe.types import VisualTokens
 
 
 @dataclass(frozen=True)
-class SaliencyCompressor:
+class SaliencyCompressor(Method):
     """The published method without its expert term: lambda = 0 or alpha >= beta."""
 
     name: str = "saliency"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vismmoe.compressors.base import check_count
+from vismmoe.compressors.base import Method, check_count
 from vismmoe.types import VisualTokens
 
 
 @dataclass(frozen=True)
-class UniformCompressor:
+class UniformCompressor(Method):
     """An even stride over all visual tokens, centred in each stretch."""
 
     name: str = "uniform"

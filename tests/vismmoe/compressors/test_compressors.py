@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from vismmoe.compressors import COMPRESSORS, get_compressor
 from vismmoe.compressors.affinity import AffinityCompressor, marginal_expansion
 from vismmoe.errors import UsageError
-from vismmoe.types import VisualTokens
+from vismmoe.types import AheadDemand, VisualTokens
 
 METHODS = sorted(COMPRESSORS)
 
@@ -26,6 +26,15 @@ def visual(total: int, seed: int = 0, experts: int = 16, prefix: int = 2) -> Vis
         prefix_experts=torch.randint(experts, (prefix, total, 2), generator=random),
         prefix_weights=torch.rand(prefix, total, 2, generator=random),
         num_experts=experts,
+        states=torch.randn(total, 4, generator=random) if prefix else None,
+        prompt_states=torch.randn(3, 4, generator=random) if prefix else None,
+        ahead=AheadDemand(
+            torch.randint(experts, (2, total, 2), generator=random),
+            torch.rand(2, experts, generator=random) < 0.3,
+            torch.tensor([10, 30]),
+        )
+        if prefix
+        else None,
     )
 
 
@@ -102,6 +111,81 @@ def test_the_salient_core_is_kept_whatever_it_costs() -> None:
 
 def test_a_core_larger_than_what_is_kept_is_cut_by_saliency() -> None:
     assert AffinityCompressor(salient_ratio=1.0).keep(by_hand(), 2).tolist() == [0, 3]
+
+
+def changed(**fields: object) -> VisualTokens:
+    return VisualTokens(**{**vars(by_hand()), **fields})
+
+
+def test_by_gate_mass_a_new_expert_that_carries_little_costs_little() -> None:
+    # token 2 gives a tenth of its mass to the new expert 2: 0.8 - 2 * 0.1 = 0.6 beats token 4 with 0.2
+    weights = torch.tensor([[[0.5, 0.5], [0.5, 0.5], [0.9, 0.1], [0.5, 0.5], [0.5, 0.5]]])
+    tokens = changed(prefix_weights=weights)
+    assert get_compressor("affinity-mass").keep(tokens, 2).tolist() == [0, 2]
+    assert get_compressor("affinity").keep(tokens, 2).tolist() == [0, 4]
+
+
+def test_by_bytes_what_an_earlier_token_loads_is_free_for_later_ones() -> None:
+    # core: 0 with {0, 1}; then 4 (0.2), 1 (0.1), then 2: 0.8 - 2 / 2, which makes 2 free for 3: 0.9 - 2 / 2
+    saliency = torch.tensor([1.0, 0.1, 0.8, 0.7, 0.2])
+    use = torch.tensor([[[0, 1], [0, 1], [0, 2], [2, 3], [2, 0]]])
+    ahead = AheadDemand(use, torch.zeros(1, 4, dtype=torch.bool), torch.tensor([10]))
+    # scores after the core: 1: 0.1; 2: 0.8 - 1 = -0.2; 3: 0.7 - 2; 4: 0.2 - 1 = -0.8. After 1 and 2: 4: 0.2; 3: -0.3
+    tokens = changed(saliency=saliency, ahead=ahead)
+    assert get_compressor("affinity-bytes").keep(tokens, 4).tolist() == [0, 1, 2, 4]
+
+
+def test_layers_with_larger_experts_weigh_more() -> None:
+    # layer A: token 1 asks for something new, layer B: token 2 does; experts of B are ten times as large
+    use = torch.tensor([[[0], [1], [0], [1], [1]], [[0], [0], [1], [1], [1]]])
+    ahead = AheadDemand(use, torch.zeros(2, 4, dtype=torch.bool), torch.tensor([1, 10]))
+    tokens = changed(saliency=torch.tensor([1.0, 0.5, 0.5, 0.0, 0.0]), ahead=ahead)
+    assert get_compressor("affinity-bytes").keep(tokens, 2).tolist() == [0, 1]
+
+
+def test_what_is_resident_costs_nothing() -> None:
+    use = torch.tensor([[[0], [1], [2], [3], [3]]])
+    there = torch.tensor([[False, False, True, False]])
+    tokens = changed(
+        saliency=torch.tensor([1.0, 0.6, 0.5, 0.1, 0.0]), ahead=AheadDemand(use, there, torch.tensor([10]))
+    )
+    assert get_compressor("affinity-resident").keep(tokens, 2).tolist() == [0, 2]
+    assert get_compressor("affinity-bytes").keep(tokens, 2).tolist() == [0, 1]
+
+
+def test_diversity_leaves_out_what_repeats_a_token_that_is_taken() -> None:
+    embeddings = torch.tensor([[4.0, 0.0], [4.0, 0.1], [-4.0, 4.0], [-4.0, -4.0]])
+    tokens = changed(saliency=torch.tensor([1.0, 0.95, 0.5, 0.4, 0.0])[:4], embeddings=embeddings)
+    assert get_compressor("diversity").keep(tokens, 2).tolist() == [0, 2]
+    assert get_compressor("saliency").keep(tokens, 2).tolist() == [0, 1]
+
+
+def test_prompt_prefers_tokens_like_a_word_of_the_question() -> None:
+    states = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0], [0.0, 0.0]])
+    words = torch.tensor([[0.0, 5.0], [0.0, -5.0]])
+    tokens = changed(saliency=torch.full((5,), 0.5), states=states, prompt_states=words)
+    assert get_compressor("prompt").keep(tokens, 2).tolist() == [1, 3]
+
+
+def test_prompt_without_a_question_is_saliency() -> None:
+    assert get_compressor("prompt").keep(by_hand(), 3).tolist() == [0, 2, 3]
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.floats(0.02, 1))
+@settings(max_examples=50, deadline=None)
+def test_downsampling_never_leaves_more_tokens_than_pruning_would(columns: int, rows: int, ratio: float) -> None:
+    method = get_compressor("downsample")
+    width, height = method.resize(columns * 16, rows * 16, ratio, 16)
+    assert width % 16 == height % 16 == 0
+    left = (width // 16) * (height // 16)
+    assert 1 <= left <= max(1, get_compressor("uniform").count(columns * rows, ratio))
+    assert method.count(left, ratio) == left  # nothing is dropped on top
+
+
+def test_downsampling_keeps_the_shape_and_nearly_all_that_it_may() -> None:
+    assert get_compressor("downsample").resize(256, 128, 0.5, 16) == (160, 96)  # 10 x 6 of 16 x 8
+    assert get_compressor("downsample").resize(100, 60, 1.0, 16) == (100, 60)
+    assert get_compressor("saliency").resize(256, 128, 0.5, 16) == (256, 128)
 
 
 def test_uniform_takes_the_middle_of_even_stretches() -> None:
