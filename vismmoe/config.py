@@ -172,12 +172,22 @@ class TrainConfig(Config):
     """Width of each layer's map from the token state to the later layers' experts; guided network only."""
     dropout: Annotated[float, Within(0, 0.95)] = 0.1
     """Share of hidden units dropped in training."""
+    token_rank: Count = 128
+    """Directions of the token state that serving reads in decode; a narrower state is read whole."""
+    use_history: bool = True
+    """Give the predictor the histogram of recent expert activations."""
+    use_retained_mean: bool = True
+    """Give the predictor the mean state of the retained visual tokens at each layer."""
     use_visual_summary: bool = True
     """Give the predictor the mean embedding of the retained visual tokens."""
     use_token_state: bool = True
     """Give the predictor the state of the current token."""
     use_next_gate: bool = True
     """Give the predictor the scores of the next layers' routers on the present state."""
+    use_layer: bool = True
+    """Tell the predictor which layer it is asked at."""
+    use_phase: bool = True
+    """Tell the predictor whether it is asked in prefill or in decode."""
     learning_rate: Positive = 3e-4
     """Step size of the optimiser."""
     weight_decay: Weight = 1e-2

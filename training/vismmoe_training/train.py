@@ -76,11 +76,15 @@ def predictor_config(config: TrainConfig) -> PredictorConfig:
         "gamma": config.gamma,
         "hidden_sizes": (config.hidden, config.hidden),
         "dropout": config.dropout,
+        "token_rank": config.token_rank,
+        "use_history": config.use_history,
+        "use_retained_mean": config.use_retained_mean,
         "use_visual_summary": config.use_visual_summary,
     }
     if config.network == "published":
         return PredictorConfig.published(**shared, head=config.head)
     shared |= {"use_token_state": config.use_token_state, "use_next_gate": config.use_next_gate}
+    shared |= {"use_layer": config.use_layer, "use_phase": config.use_phase}
     return PredictorConfig(**shared, head=config.head, rank=config.rank)
 
 

@@ -1,82 +1,173 @@
 """One decoded token through an exported network, in as few operations as it takes.
 
-The same arithmetic as LookaheadNet.forward on a batch of one (a test compares them): while a small model decodes, it is
-the number of operations and not their size that a call costs.
+The same arithmetic as LookaheadNet.forward on a batch of one (a test compares them). All that reads the token's state,
+the first layer, the drift and the routers of the layers ahead, reads it through one matrix product a layer: onto
+`token_rank` directions in which that layer's states vary, which are all of them when the state is no wider. What does
+not change while a request decodes (the retained tokens) is added up once a layer and request.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
-from vismmoe.predictors.features import DECODE_FLOOR, history_evidence, recent_histogram
+from vismmoe.predictors.features import DECODE_FLOOR, columns, history_evidence, recent_histogram
 from vismmoe.predictors.guide import Guide
 from vismmoe.types import LayerState
 
 if TYPE_CHECKING:
     from vismmoe.predictors.lookahead import LookaheadNet
+    from vismmoe.predictors.next_gate import NextGate
+
+HALF_FROM = 1024  # hidden size from which a layer's large matrices are kept in bfloat16: half the bytes to read
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One layer's weights; r directions, w distances that exist ahead of it, h1 and h2 widths of the trunk."""
+
+    project: Tensor | None  # (r, H); None: the state as it is
+    first_bias: Tensor  # (h1,)
+    first_token: Tensor | None  # (h1, r)
+    down: Tensor | None  # (rank, r)
+    out: Tensor  # (w * E, h2 + rank): the layer's head on the trunk, then the drift
+    bias: Tensor  # (w * E,)
+    history_scale: Tensor | None  # (w, 1)
+    gate: Tensor | None  # (w * E, r)
+    gate_bias: Tensor | None  # (w * E,)
+    gate_scale: Tensor | None  # (w, 1)
 
 
 class DecodeCall:
-    """Holds views of the network's weights, and one small table: the first layer's bias for each model layer."""
+    """Made once a network and checkpoint; not to be shared by threads (it remembers the request's static part)."""
 
-    def __init__(self, net: LookaheadNet) -> None:
-        first, second = (cast(nn.Linear, net.trunk[index]) for index in (0, 2))
+    def __init__(self, net: LookaheadNet, gate: NextGate | None = None) -> None:
+        """gate: the checkpoint's routers, when the network asks them."""
         config = net.config
-        self._config = config
-        self._head = None if net.head is None else (net.head.bias, net.head.weight)
-        self._weights = {} if net.guide is None else _decode_weights(net.guide)
-        width = first.weight.shape[1] - config.use_layer * net.layers - config.use_phase
-        self._w1, self._w2, self._b2 = first.weight[:, :width], second.weight, second.bias
-        bias = first.bias + first.weight[:, -1] if config.use_phase else first.bias
-        self._b1 = bias.expand(net.layers, -1)
-        if config.use_layer:
-            self._b1 = bias + first.weight[:, width : width + net.layers].T
-        self._experts = net.experts
-        self._floor = math.log(DECODE_FLOOR)
+        self._window, self._experts = config.window, net.experts
+        first, second = (cast(nn.Linear, net.trunk[index]) for index in (0, 2))
+        parts = columns(config, net.layers, net.experts, net.hidden_size)
+        self._recent, self._mean, self._summary = (
+            first.weight[:, parts[name]].contiguous() if name in parts else None
+            for name in ("recent", "retained_mean", "visual_summary")
+        )
+        self._w2, self._b2 = second.weight, second.bias
+        self._layers = [_layer(net, gate, row, parts) for row in range(net.layers)]
+        self._static: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._floor, self._uniform = math.log(DECODE_FLOOR), math.log(net.experts)
 
-    def __call__(self, state: LayerState, row: int, gate_logits: Tensor | None) -> Tensor:
-        """(w, E) logits, w = the layers that exist ahead of MoE layer `row` (one row for a single head).
-
-        gate_logits: (w, E), what the routers ahead say of this token; None when the network does not ask them.
-        """
-        token = state.hidden[0].float()
-        z = torch.addmv(self._b1[row], self._w1, self._features(state, row, token)).relu_()
-        z = torch.addmv(self._b2, self._w2, z).relu_()
-        if self._head is not None:
-            return torch.addmv(*self._head, z).view(-1, self._experts)
-        return self._guided(state, row, token, z, gate_logits)
-
-    def _features(self, state: LayerState, row: int, token: Tensor) -> Tensor:
-        parts = [recent_histogram(state.history, row, self._config.window), state.retained_mean.float()]
-        if self._config.use_visual_summary:
-            parts.append(state.visual_summary.float())
-        if self._config.use_token_state:
-            parts.append(token)
-        return torch.cat(parts)
-
-    def _guided(self, state: LayerState, row: int, token: Tensor, z: Tensor, gate_logits: Tensor | None) -> Tensor:
-        weights = self._weights
-        window = self._config.window
-        out = torch.addmv(weights["bias"][row].flatten(), weights["out"][row].T, z).view(window, -1)
-        if "up" in weights:
-            drift = torch.mv(weights["up"][row].T, torch.mv(weights["down"][row].T, token)).view(window, -1)
-            out.addcmul_(drift, weights["drift_scale"][row])
-        ahead = state.history[row + 1 : row + 1 + window]
-        out = out[: len(ahead)]
-        out.addcmul_(history_evidence(ahead), weights["history_scale"][row, : len(ahead)])
-        if gate_logits is None:
+    def __call__(self, state: LayerState, row: int) -> Tensor:
+        """(w, E) logits, w = the layers that exist ahead of MoE layer `row` (one row for a single head)."""
+        layer = self._layers[row]
+        token = state.hidden[0]
+        if layer.project is not None:
+            token = torch.mv(layer.project, token.to(layer.project.dtype))
+        token = token.float()
+        z = self._static_part(state, row)
+        if self._recent is not None:
+            z = torch.addmv(z, self._recent, recent_histogram(state.history, row, self._window))
+        if layer.first_token is not None:
+            z = torch.addmv(z, layer.first_token, token)
+        z = torch.addmv(self._b2, self._w2, z.relu()).relu_()
+        if layer.down is not None:
+            z = torch.cat((z, torch.mv(layer.down, token)))
+        out = _times(layer.out, z).add(layer.bias).view(-1, self._experts)
+        if layer.history_scale is not None:
+            ahead = state.history[row + 1 : row + 1 + self._window]
+            out.addcmul_(history_evidence(ahead), layer.history_scale)
+        if layer.gate is None or layer.gate_bias is None or layer.gate_scale is None:
             return out
-        evidence = gate_logits.log_softmax(-1).clamp_(min=self._floor).add_(math.log(self._experts))
-        return out.addcmul_(evidence, weights["gate_scale"][row, : len(ahead)])
+        logits = _times(layer.gate, token).add(layer.gate_bias).view(-1, self._experts)
+        evidence = logits.log_softmax(-1).clamp_(min=self._floor).add_(self._uniform)
+        return out.addcmul_(evidence, layer.gate_scale)
+
+    def _static_part(self, state: LayerState, row: int) -> Tensor:
+        """The first layer's sum over what stays the same while a request decodes: layer, phase, retained tokens."""
+        known = self._static.get(row)
+        if known is not None and known[0] is state.retained_mean and known[1] is state.visual_summary:
+            return known[2]
+        total = self._layers[row].first_bias
+        if self._mean is not None:
+            total = torch.addmv(total, self._mean, state.retained_mean.float())
+        if self._summary is not None:
+            total = torch.addmv(total, self._summary, state.visual_summary.float())
+        self._static[row] = state.retained_mean, state.visual_summary, total
+        return total
 
 
-def _decode_weights(guide: Guide) -> dict[str, Tensor]:
-    """The guide's weights by name, of those with a phase only decode's; scales as columns."""
-    weights = {name: value.detach() for name, value in guide.named_parameters()}
-    for name in ("bias", "gate_scale", "history_scale", "drift_scale"):
-        weights[name] = weights[name][1]
-    return {name: value.unsqueeze(-1) if name.endswith("scale") else value for name, value in weights.items()}
+def _times(weight: Tensor, x: Tensor) -> Tensor:
+    """weight @ x in float32, whatever the weight is kept in. (n, m), (m,) -> (n,)."""
+    return torch.mv(weight, x) if weight.dtype == torch.float32 else torch.mv(weight, x.to(weight.dtype)).float()
+
+
+def _layer(net: LookaheadNet, gate: NextGate | None, row: int, parts: dict[str, slice]) -> _Layer:
+    first = cast(nn.Linear, net.trunk[0])
+    basis, mean = net.token_basis, net.token_centre
+    back = None if basis is None else basis[row].detach()  # (H, r)
+    centre = None if mean is None else mean[row].detach()
+    bias = first.bias.detach()
+    if "layer" in parts:
+        bias = bias + first.weight[:, parts["layer"]][:, row]
+    if "phase" in parts:
+        bias = bias + first.weight[:, parts["phase"]][:, 0]
+    token = first.weight[:, parts["token"]].detach() if "token" in parts else None
+    token, offset = _through(token, back, centre)
+    head = _head(net, row) if net.guide is None else _guided(net.guide, row, gate, back, centre)
+    asked = token is not None or head.get("down") is not None or head.get("gate") is not None
+    project = back.T.contiguous() if back is not None and asked else None
+    if net.hidden_size >= HALF_FROM:
+        project = None if project is None else project.bfloat16()
+        head |= {name: head[name].bfloat16() for name in ("out", "gate") if head[name] is not None}  # type: ignore[union-attr]
+    return _Layer(project=project, first_bias=bias if offset is None else bias + offset, first_token=token, **head)  # type: ignore[arg-type]
+
+
+def _head(net: LookaheadNet, row: int) -> dict[str, Tensor | None]:
+    """The published linear head: the same for all layers."""
+    assert net.head is not None
+    nothing = dict.fromkeys(("down", "history_scale", "gate", "gate_bias", "gate_scale"))
+    return {**nothing, "out": net.head.weight.detach(), "bias": net.head.bias.detach()}
+
+
+def _guided(
+    guide: Guide, row: int, gate: NextGate | None, back: Tensor | None, centre: Tensor | None
+) -> dict[str, Tensor | None]:
+    """The guided network's tables of one layer, decode only, cut to the layers that exist."""
+    ahead = min(guide.window, len(guide.bias[1]) - 1 - row)
+    experts = guide.bias.shape[-1]
+    size = ahead * experts
+    found: dict[str, Tensor | None] = {
+        "bias": guide.bias[1, row, :ahead].detach().flatten().clone(),
+        "out": guide.out[row].detach()[:, :size].T.contiguous(),
+        "history_scale": guide.history_scale[1, row, :ahead].detach().unsqueeze(-1) if guide.use_history else None,
+        "down": None,
+        "gate": None,
+        "gate_bias": None,
+        "gate_scale": None,
+    }
+    if guide.use_token:
+        scale = guide.drift_scale[1, row, :ahead].detach().repeat_interleave(experts).unsqueeze(-1)
+        up = guide.up[row].detach()[:, :size].T * scale  # (w * E, rank)
+        down, offset = _through(guide.down[row].detach().T, back, centre)
+        assert found["out"] is not None
+        assert found["bias"] is not None
+        found["down"], found["out"] = down, torch.cat((found["out"], up), dim=1).contiguous()
+        if offset is not None:
+            found["bias"] = found["bias"] + up @ offset
+    if guide.use_gate:
+        assert gate is not None
+        routers, offset = _through(gate.weights_ahead(row, ahead).flatten(0, 1), back, centre)
+        found["gate"], found["gate_scale"] = routers, guide.gate_scale[1, row, :ahead].detach().unsqueeze(-1)
+        found["gate_bias"] = torch.zeros(size) if offset is None else offset
+    return found
+
+
+def _through(weight: Tensor | None, back: Tensor | None, centre: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """(n, H) -> (n, r) for states given by their coordinates, and what their mean adds: (n,)."""
+    if weight is None or back is None or centre is None:
+        return None if weight is None else weight.contiguous(), None
+    inner = weight @ back
+    return inner.contiguous(), weight @ centre - inner @ (back.T @ centre)

@@ -72,23 +72,39 @@ def inputs_from_state(state: LayerState, row: int, next_gate: Tensor) -> Predict
 
 
 def trunk_features(inputs: PredictorInputs, config: PredictorConfig, num_layers: int) -> Tensor:
-    """The vector x_l for the MLP, (B, F) with F = feature_count(...); order: h_r, h_h, h_v, token, layer, phase."""
-    parts = [inputs.recent, inputs.retained_mean]
-    if config.use_visual_summary:
-        parts.append(inputs.visual_summary)
-    if config.use_token_state:
-        parts.append(inputs.token)
-    if config.use_layer:
-        parts.append(torch.nn.functional.one_hot(inputs.row, num_layers).to(torch.float32))
-    if config.use_phase:
-        parts.append(inputs.decode.to(torch.float32).unsqueeze(-1))
-    return torch.cat(parts, dim=-1)
+    """The vector x_l for the MLP, (B, F) with F = feature_count(...), in the order of `columns`."""
+    given = {
+        "recent": inputs.recent,
+        "retained_mean": inputs.retained_mean,
+        "visual_summary": inputs.visual_summary,
+        "token": inputs.token,
+        "layer": torch.nn.functional.one_hot(inputs.row, num_layers).to(torch.float32),
+        "phase": inputs.decode.to(torch.float32).unsqueeze(-1),
+    }
+    return torch.cat([given[name] for name in columns(config, num_layers, 0, 0)], dim=-1)
+
+
+def columns(config: PredictorConfig, num_layers: int, num_experts: int, hidden_size: int) -> dict[str, slice]:
+    """Where each feature that is switched on stands in the vector: h_r, h_h, h_v, token, layer, phase."""
+    widths = {
+        "recent": num_experts if config.use_history else None,
+        "retained_mean": hidden_size if config.use_retained_mean else None,
+        "visual_summary": hidden_size if config.use_visual_summary else None,
+        "token": hidden_size if config.use_token_state else None,
+        "layer": num_layers if config.use_layer else None,
+        "phase": 1 if config.use_phase else None,
+    }
+    found, start = {}, 0
+    for name, width in widths.items():
+        if width is not None:
+            found[name] = slice(start, start + width)
+            start += width
+    return found
 
 
 def feature_count(config: PredictorConfig, num_layers: int, num_experts: int, hidden_size: int) -> int:
     """F, the width of `trunk_features`."""
-    states = 1 + config.use_visual_summary + config.use_token_state
-    return num_experts + states * hidden_size + config.use_layer * num_layers + config.use_phase
+    return max((part.stop for part in columns(config, num_layers, num_experts, hidden_size).values()), default=0)
 
 
 def gate_evidence(gate: Tensor, decode: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ class Guide(nn.Module):
         layers, experts, window, hidden = len(spec.moe_layers), spec.num_experts, config.window, spec.hidden_size
         self.window = window
         self.use_gate = config.use_next_gate
+        self.use_history = config.use_history
         self.use_token = config.use_token_state
         self.folded = folded
         if not folded:
@@ -39,7 +40,8 @@ class Guide(nn.Module):
         """z: (B, h2) from the trunk. Returns (B, W, E) logits."""
         phase, row = inputs.decode.long(), inputs.row
         out = self._of(self.bias, phase, row)
-        out = out + self._of(self.history_scale, phase, row) * history_evidence(inputs.ahead)
+        if self.use_history:
+            out = out + self._of(self.history_scale, phase, row) * history_evidence(inputs.ahead)
         if self.use_gate:
             out = out + self._of(self.gate_scale, phase, row) * gate_evidence(inputs.next_gate, inputs.decode)
         if self.use_token:

@@ -38,7 +38,7 @@ class LookaheadNet(nn.Module):
     def __init__(self, config: PredictorConfig, spec: ModelSpec, folded: bool = False) -> None:
         super().__init__()
         self.config = config
-        self.layers, self.experts = len(spec.moe_layers), spec.num_experts
+        self.layers, self.experts, self.hidden_size = len(spec.moe_layers), spec.num_experts, spec.hidden_size
         self.folded = folded
         features = feature_count(config, self.layers, self.experts, spec.hidden_size)
         if not folded:
@@ -50,6 +50,10 @@ class LookaheadNet(nn.Module):
         guided = config.network == "guided"
         self.guide = Guide(config, spec, folded) if guided else None
         self.head = None if guided else nn.Linear(second, rows * self.experts)
+        narrow = config.token_rank < spec.hidden_size and (guided or config.use_token_state)
+        size = (self.layers, spec.hidden_size, config.token_rank)
+        self.token_basis = nn.Buffer(torch.zeros(size)) if narrow else None  # (L, H, r), for decode_call
+        self.token_centre = nn.Buffer(torch.zeros(size[:2])) if narrow else None  # (L, H)
 
     def standardise(self, inputs: PredictorInputs) -> None:
         """Set the input scaling from training rows, so that no feature drowns the others."""
@@ -59,6 +63,10 @@ class LookaheadNet(nn.Module):
         if self.guide is not None:
             self.guide.token_mean.copy_(inputs.token.mean(0))
             self.guide.token_scale.copy_(1.0 / inputs.token.std(0, correction=0).clamp(min=1e-3))
+        if self.token_basis is not None and self.token_centre is not None:
+            for row in range(self.layers):
+                centre, basis = principal_directions(inputs.token[inputs.row == row], self.config.token_rank)
+                self.token_centre[row], self.token_basis[row] = centre, basis
 
     def forward(self, inputs: PredictorInputs) -> Tensor:
         """(B, W, E) logits; a single head gives (B, 1, E), the same scores for every distance."""
@@ -85,6 +93,8 @@ class LookaheadNet(nn.Module):
             state |= {"head.weight": self.head.weight, "head.bias": self.head.bias}
         if self.guide is not None:
             state |= {f"guide.{name}": value for name, value in self.guide.folded_weights().items()}
+        if self.token_basis is not None and self.token_centre is not None:
+            state |= {"token_basis": self.token_basis, "token_centre": self.token_centre}
         return {name: value.detach().float().cpu().clone() for name, value in state.items()}
 
 
@@ -118,7 +128,7 @@ class LookaheadPredictor:
         self._rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
         self._gate = gate
         self._no_gate = torch.zeros(self.window, spec.num_experts)
-        self._decode = DecodeCall(net)
+        self._decode = None if self.needs_gate else DecodeCall(net, gate)
 
     @property
     def needs_gate(self) -> bool:
@@ -128,6 +138,7 @@ class LookaheadPredictor:
     def bind(self, gate: NextGate) -> None:
         """Hand over the routers of the checkpoint that is now loaded."""
         self._gate = gate
+        self._decode = DecodeCall(self._net, gate)
 
     def predict(self, state: LayerState) -> Tensor:
         """(W, E) float32 in [0, 1]; rows past the last MoE layer are zero."""
@@ -142,10 +153,17 @@ class LookaheadPredictor:
 
     def _scores(self, state: LayerState, row: int, ahead: int) -> Tensor:
         gate = self._gate if self._net.config.use_next_gate else None
-        if state.phase == "decode" and len(state.hidden) == 1 and ahead:
-            return self._decode(state, row, gate.logits(state.layer, state.hidden, ahead)[:, 0] if gate else None)
+        if self._decode is not None and state.phase == "decode" and len(state.hidden) == 1 and ahead:
+            return self._decode(state, row)
         masses = gate.masses(state.layer, state.hidden, self.window) if gate else self._no_gate
         return cast(Tensor, self._net(inputs_from_state(state, row, masses)))[0]
+
+
+def principal_directions(states: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Mean (H,) of the rows and (H, rank) orthonormal directions in which they vary most."""
+    centre = states.mean(0) if len(states) else torch.zeros(states.shape[1])
+    spread = states - centre
+    return centre, torch.linalg.eigh(spread.T @ spread).eigenvectors[:, -rank:]
 
 
 def _block(width: int, out: int, config: PredictorConfig, folded: bool) -> list[nn.Module]:

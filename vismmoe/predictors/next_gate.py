@@ -76,6 +76,10 @@ class NextGate:
         row = self._rows[layer]
         return gate_mass(self._ask(row, hidden, slice(row, row + 1)), self._top_k)[0]
 
+    def weights_ahead(self, row: int, ahead: int) -> Tensor:
+        """(ahead, E, H) float32: the routers of the layers after MoE layer `row`, as maps of that layer's MoE input."""
+        return self._routers[row + 1 : row + 1 + ahead] * self._unscale[row]
+
     def predict(self, state: LayerState) -> Tensor:
         return self.masses(state.layer, state.hidden)
 

@@ -22,6 +22,9 @@ class PredictorConfig:
     dropout: float = 0.1
     head: Head = "per-distance"
     rank: int = 64  # guided: width of each layer's map from the token state to the later routers
+    token_rank: int = 128  # directions of the token state that serving reads in decode; all, if it is no wider
+    use_history: bool = True  # h_r, and the history of the layers ahead
+    use_retained_mean: bool = True  # h_h
     use_visual_summary: bool = True  # h_v
     use_token_state: bool = True
     use_next_gate: bool = True
@@ -36,6 +39,9 @@ class PredictorConfig:
         _require(0.0 < self.gamma <= 1.0, "gamma", self.gamma, "above 0 and at most 1")
         _require(0.0 <= self.dropout < 1.0, "dropout", self.dropout, "0 to below 1")
         _require(1 <= self.rank <= 8192, "rank", self.rank, "1 to 8192")
+        _require(1 <= self.token_rank <= 65536, "token_rank", self.token_rank, "1 to 65536")
+        features = (self.use_history, self.use_retained_mean, self.use_visual_summary, self.use_token_state)
+        _require(any(features), "use_history", False, "on when all other states are off: nothing would be looked at")
         sizes_are_sane = len(self.hidden_sizes) == 2 and all(1 <= size <= 16384 for size in self.hidden_sizes)
         _require(sizes_are_sane, "hidden_sizes", self.hidden_sizes, "two widths of 1 to 16384")
         _require(self.network != "guided" or self.head == "per-distance", "head", self.head, "per-distance when guided")

@@ -18,6 +18,9 @@ SPEC = ModelSpec("tiny", 4, (0, 1, 2, 3), num_experts=8, top_k=2, hidden_size=5,
 CONFIGS = {
     "guided": PredictorConfig(window=3, hidden_sizes=(6, 7), rank=4),
     "guided without token": PredictorConfig(window=3, hidden_sizes=(6, 7), use_token_state=False),
+    "guided by the gate alone": PredictorConfig(
+        window=3, hidden_sizes=(6, 7), use_history=False, use_retained_mean=False, use_layer=False, use_phase=False
+    ),
     "guided without gate": PredictorConfig(window=3, hidden_sizes=(6, 7), use_next_gate=False),
     "published": PredictorConfig.published(window=3, hidden_sizes=(6, 7)),
     "published, a row a distance": PredictorConfig.published(window=3, hidden_sizes=(6, 7), head="per-distance"),
@@ -153,6 +156,39 @@ def test_a_single_head_names_the_same_experts_for_every_distance() -> None:
 
 def test_a_prefill_of_many_tokens_is_scored_too() -> None:
     assert predictor("guided").predict(state(0, "prefill", tokens=7)).shape == (3, 8)
+
+
+def test_a_narrow_token_state_is_read_through_its_main_directions() -> None:
+    """States that truly vary in three directions only are scored as by the whole network."""
+    torch.manual_seed(5)
+    config = PredictorConfig(window=3, hidden_sizes=(6, 7), rank=4, token_rank=3)
+    told = inputs(40)
+    told = PredictorInputs(**{**vars(told), "token": torch.randn(40, 3) @ torch.randn(3, 5) + torch.randn(5)})
+    net = LookaheadNet(config, SPEC)
+    net.standardise(told)
+    for parameter in net.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    folded = LookaheadNet(config, SPEC, folded=True)
+    folded.load_state_dict(net.eval().folded_weights())
+    routers = {layer: torch.randn(8, 5) for layer in SPEC.moe_layers}
+    serving = LookaheadPredictor(folded, SPEC, NextGate(SPEC, routers))
+    for layer in (0, 1, 2):
+        seen = state(layer)
+        seen = LayerState(**{**vars(seen), "hidden": told.token[told.row == layer][:1]})
+        gate = serving._gate
+        assert gate is not None
+        long_way = folded(inputs_from_state(seen, layer, gate.masses(layer, seen.hidden, 3)))[0].sigmoid()
+        ahead = 3 - layer
+        torch.testing.assert_close(serving.predict(seen)[:ahead], long_way[:ahead], rtol=1e-3, atol=1e-4)
+
+
+def test_the_static_part_follows_the_request() -> None:
+    serving = predictor("guided")
+    first, other = state(1), state(1)
+    other = LayerState(**{**vars(other), "retained_mean": other.retained_mean + 3.0})
+    before = serving.predict(first)
+    assert not torch.equal(serving.predict(other), before)
+    assert torch.equal(serving.predict(first), before)
 
 
 def test_scores_carry_no_gradient() -> None:
