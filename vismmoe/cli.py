@@ -48,7 +48,10 @@ COMMANDS = {
     ),
     "eval": Command("score a benchmark"),
     "bench": Command("compare with other systems, side by side"),
-    "simulate": Command("replay routing logs against devices and cache rules"),
+    "simulate": Command(
+        "replay routing logs against devices and cache rules", "SimulateConfig", "simulate",
+        example="vismmoe simulate --traces runs/traces --profile configs/devices/*.yaml --policy lru lfu",
+    ),
     "report": Command("draw pictures of logs, artifacts and runs"),
     "serve": Command("answer over HTTP"),
 }  # fmt: skip

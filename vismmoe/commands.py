@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from vismmoe.config import (
     CollectConfig,
     InferConfig,
     PlanConfig,
     RegisterConfig,
+    SimulateConfig,
     TrainConfig,
     TuneConfig,
 )
 from vismmoe.talk import infer_report, plan_report
+
+if TYPE_CHECKING:
+    from vismmoe.predictors import LookaheadPredictor
+    from vismmoe.types import ModelSpec
 
 
 def plan(config: PlanConfig, results: IO[str]) -> None:
@@ -79,3 +84,18 @@ def register(config: RegisterConfig, results: IO[str]) -> None:
     from vismmoe_training.registry import register as run
 
     print(run(config.artifact, config.name, config.alias, config.tracking_uri), file=results)
+
+
+def simulate(config: SimulateConfig, results: IO[str]) -> None:
+    from vismmoe.simulate.comparison import compare_rules, simulation_json, simulation_report
+
+    found = compare_rules(config, lambda source, spec: _learned(source, spec, config.tracking_uri))
+    print(json.dumps(simulation_json(found)) if config.json else simulation_report(found), file=results)
+
+
+def _learned(source: str, spec: ModelSpec, tracking_uri: str | None) -> LookaheadPredictor:
+    """The predictor that a folder or a registered model holds, made for the logged model."""
+    from vismmoe.predictors import build_predictor
+    from vismmoe_deploy import resolve
+
+    return build_predictor(resolve(source, tracking_uri, spec).artifact)

@@ -89,6 +89,8 @@ class EngineConfig(ModelConfig):
     often used, or the one left out most often when its layer ran."""
     direct_io: Literal["auto", "on", "off"] = "auto"
     """Read experts past the page cache; auto tries and falls back."""
+    disk_rate: Annotated[int, SIZE, Within(1)] | None = None
+    """Slow the reads of experts down to so many bytes a second, to see what a slower disk would do."""
     threads: Count | None = None
     """CPU threads for arithmetic; default: as many as this process may use, 1 where experts are under 256 KiB."""
 
@@ -249,6 +251,37 @@ class TuneConfig(Config):
     """Seed of the split, of training and of the search."""
     threads: Count | None = None
     """CPU threads for arithmetic; default: as many as this process may use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateConfig(Config):
+    """Replay routing logs against devices and cache rules."""
+
+    traces: tuple[DirText, ...]
+    """Folders of routing logs, one or more."""
+    profile: tuple[Annotated[str, Unit("FILE.yaml")], ...] = ("configs/devices/cpu-2-cores.yaml",)
+    """Device profiles, one or more; see configs/devices."""
+    policy: tuple[Literal["published", "lru", "lfu", "least-stale"], ...] = ("published", "lru", "lfu", "least-stale")
+    """Rules of eviction, one or more. Belady's, with perfect prefetching, is always the last line."""
+    predictor: tuple[Annotated[str, Unit("SOURCE")], ...] = ("none", "next-gate")
+    """What foresees experts: none, chance, frequency, previous, next-gate, an artifact folder or models:/name@alias."""
+    slots: tuple[Count, ...] = ()
+    """Slabs that the deeper layers share, one or more counts; default: a quarter of their experts."""
+    pinned_layers: Index | None = None
+    """MoE layers from the front whose experts are all resident; default: the prefix of the logs."""
+    expert_bytes: Size | None = None
+    """Size of one expert, to see the same routing in a larger model; default: that of the logged model in two bytes a
+    weight."""
+    limit: Count | None = None
+    """Replay so many requests of the logs; default: all."""
+    readers: Count = 1
+    """Threads that read experts."""
+    lookahead_top: Count = 20
+    """Experts that are prefetched after each layer, at most (B)."""
+    json: bool = False
+    """Print one JSON object and nothing else."""
+    tracking_uri: Annotated[str, Unit("URI")] | None = None
+    """MLflow server or database; default: MLFLOW_TRACKING_URI, else mlflow.db in the working folder."""
 
 
 @dataclass(frozen=True, kw_only=True)

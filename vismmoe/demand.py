@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from vismmoe.experts.cache import ExpertCache
-from vismmoe.experts.transfers import CpuTransfers, Ticket
+from vismmoe.experts.transfers import Ticket, Transfers
 from vismmoe.prefetch import Prefetcher
-from vismmoe.session import Session
+from vismmoe.session import Asker
 from vismmoe.types import ExpertId
 
 
@@ -18,10 +17,10 @@ class LayerDemand:
 
     def __init__(
         self,
-        needed: Mapping[ExpertId, Sequence[Session]],
+        needed: Mapping[ExpertId, Sequence[Asker]],
         lasting: Collection[ExpertId],
         cache: ExpertCache,
-        transfers: CpuTransfers,
+        transfers: Transfers,
         prefetcher: Prefetcher,
     ) -> None:
         """Counts the accesses, holds what is resident and starts as many reads as slabs allow.
@@ -91,13 +90,13 @@ class LayerDemand:
             self._coming.extend(self._transfers.demand_batch(placed))
 
     def _wait(self, ticket: Ticket) -> tuple[ExpertId, int]:
-        started = time.perf_counter()
+        started = self._transfers.now()
         try:
             ticket.wait()
         except Exception:
             self._cache.forget(ticket.expert)
             raise
         first = self._needed[ticket.expert][0]
-        first.counting.stall_ms += (time.perf_counter() - started) * 1e3
+        first.counting.stall_ms += (self._transfers.now() - started) * 1e3
         self._prefetcher.landed(first, ticket)
         return ticket.expert, ticket.slot

@@ -410,4 +410,5 @@ def _options(config: EngineConfig) -> PipelineOptions:
         prefetch=config.prefetch,
         lookahead_top=config.lookahead_top,
         eviction=config.eviction,
+        disk_rate=config.disk_rate,
     )

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vismmoe.demand import LayerDemand
 from vismmoe.experts.cache import ExpertCache
 from vismmoe.experts.plan import MemoryPlan
 from vismmoe.experts.policies import DEFAULT_POLICY, get_policy
@@ -23,6 +22,7 @@ from vismmoe.experts.transfers import CpuTransfers, CudaTransfers
 from vismmoe.models.arithmetic import Demand, LayerSum, read_demand
 from vismmoe.prefetch import Foreseen, Prefetcher, Watchdog
 from vismmoe.session import Session
+from vismmoe.traffic import ExpertTraffic
 from vismmoe.types import ExpertId, ExpertLayout, LayerState, ModelSpec, Predictor
 
 Watcher = Callable[[Session, LayerState, Tensor, Tensor], None]  # recording: after a router, with indices and weights
@@ -49,6 +49,7 @@ class PipelineOptions:
     prefetch: bool = True
     lookahead_top: int = 20  # B: experts foreseen after each decoded layer, at most
     eviction: str = DEFAULT_POLICY
+    disk_rate: int | None = None  # bytes a second that reads are slowed down to
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class ExpertPipeline:
             for row, layer in enumerate(self._pinned)
             for expert in range(spec.num_experts)
         }
-        self._store = ExpertStore.open(layout, options.host_bytes, options.direct_io)
+        self._store = ExpertStore.open(layout, options.host_bytes, options.direct_io, options.disk_rate)
         try:
             self._pinned_pool = SlabPool(len(self._pinned_slots), layout, device)
             self._load_pinned()
@@ -123,13 +124,11 @@ class ExpertPipeline:
 
         Every request's arithmetic is its own, so its bits are those it would get alone.
         """
-        if layer == self.spec.moe_layers[0]:
-            self._cache.begin_step()
-        self._prefetcher.settle(calls[0].session)
+        self._traffic.begin_layer(calls[0].session, layer)
         visits = [self._visit(layer, call) for call in calls]
         needed = visitors(visits)
         if layer in self._pinned:
-            self._prefetcher.start(calls[0].session, self._foresee(visits))
+            self._traffic.look_ahead(calls[0].session, self._foresee(visits))
             for expert, askers in needed.items():
                 weights = self._pinned_pool.weights(self._pinned_slots[expert])
                 for visit in askers:
@@ -154,17 +153,13 @@ class ExpertPipeline:
         lasting: Collection[ExpertId] = needed
         if lead.phase == "prefill":  # decode begins where the last tokens end
             lasting = {expert for visit in visits for expert in visit.last}
-        on_the_way = LayerDemand(sessions, lasting, self._cache, self._transfers, self._prefetcher)
-        foreseen = self._foresee(visits)  # while the first reads go on
-        self._prefetcher.start(lead, foreseen)
-        for expert, slot in on_the_way.arrivals():
+        arrivals = self._traffic.arrivals(
+            visits[0].state.layer, sessions, lasting, lambda: self._foresee(visits), lead=lead, requests=len(visits)
+        )
+        for expert, slot in arrivals:
             weights = self._slabs.weights(slot)
             for visit in needed[expert]:
                 visit.work.run(expert.expert, weights)
-        self._cache.expire_layer(visits[0].state.layer)
-        if lead.phase == "prefill" or self.plan.slabs < self.plan.cycle_slabs * len(visits):
-            self._cache.begin_step()  # slabs do not hold a whole step: what earlier layers loaded may go
-        self._prefetcher.start(lead, foreseen)  # into the slabs that this layer no longer needs
 
     def _foresee(self, visits: Sequence[Visit]) -> Foreseen:
         """Of several requests: every expert that one of them foresees, by its highest priority."""
@@ -230,6 +225,13 @@ class ExpertPipeline:
             self._cache,
             self._transfers,
             self._layout.expert_bytes,
+        )
+        self._traffic = ExpertTraffic(
+            self._cache,
+            self._transfers,
+            self._prefetcher,
+            first_layer=self.spec.moe_layers[0],
+            cycle_slabs=self.plan.cycle_slabs,
         )
 
     def _load_pinned(self) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 
 from vismmoe.experts.cache import ExpertCache
-from vismmoe.experts.transfers import CpuTransfers, Ticket
-from vismmoe.session import Session
+from vismmoe.experts.transfers import Ticket, Transfers
+from vismmoe.session import Asker
 from vismmoe.types import ExpertId, LayerState, ModelSpec, Phase, Predictor
 
 Foreseen = Mapping[ExpertId, float]  # expert -> priority, most urgent first
@@ -56,7 +55,7 @@ class Prefetcher:
         predictor: Predictor | None,
         watchdog: Watchdog,
         cache: ExpertCache,
-        transfers: CpuTransfers,
+        transfers: Transfers,
         expert_bytes: int,
     ) -> None:
         """first_deep: rank of the first MoE layer whose experts are not pinned. Without a predictor, or without slabs,
@@ -71,14 +70,14 @@ class Prefetcher:
         self._expert_bytes = expert_bytes
         self._guesses: dict[ExpertId, Phase] = {}  # -> phase that it was issued in
 
-    def foresee(self, session: Session, state: LayerState) -> Foreseen:
+    def foresee(self, session: Asker, state: LayerState) -> Foreseen:
         """Experts of the deeper layers ahead by predictor score: B of them in decode.
 
         In prefill demand is broad and the list orders rather than selects: as many as one layer has.
         """
         if self._predictor is None:
             return {}
-        started = time.perf_counter()
+        started = self._transfers.now()
         row = self._rows[state.layer]
         first = max(row + 1, self._first_deep)
         layers = self._spec.moe_layers[first : row + 1 + self._predictor.window]
@@ -91,10 +90,10 @@ class Prefetcher:
                 if value == -math.inf:
                     break  # the predictor's way to say "certainly not"
                 foreseen[ExpertId(layers[place // self._spec.num_experts], place % self._spec.num_experts)] = value
-        session.clock.predictor += (time.perf_counter() - started) * 1e3
+        session.clock.predictor += (self._transfers.now() - started) * 1e3
         return foreseen
 
-    def start(self, session: Session, foreseen: Foreseen) -> None:
+    def start(self, session: Asker, foreseen: Foreseen) -> None:
         """Start copies of what is foreseen and absent, most urgent first, as far as slabs may be taken; older guesses
         that are not foreseen any more leave the queue."""
         if self._predictor is None:
@@ -120,7 +119,7 @@ class Prefetcher:
             self._watchdog.issued(len(placed))
         self._transfers.speculate_batch(placed)
 
-    def settle(self, session: Session) -> None:
+    def settle(self, session: Asker) -> None:
         """Take note of copies that have finished."""
         for ticket in self._transfers.drain():
             if ticket.error is not None:
@@ -128,12 +127,12 @@ class Prefetcher:
             else:
                 self.landed(session, ticket)
 
-    def landed(self, session: Session, ticket: Ticket) -> None:
+    def landed(self, session: Asker, ticket: Ticket) -> None:
         """A copy, ahead or on demand, has filled its slab."""
         self._cache.landed(ticket.expert)
         session.counting.bytes_loaded += self._expert_bytes
 
-    def used(self, session: Session, expert: ExpertId) -> None:
+    def used(self, session: Asker, expert: ExpertId) -> None:
         """The expert was needed and has a slab: was it loaded ahead?"""
         issued = self._guesses.pop(expert, None)
         if issued is not None:
@@ -150,7 +149,7 @@ class Prefetcher:
         """Guesses of an earlier request are no longer counted; what is resident stays."""
         self._guesses.clear()
 
-    def _forget(self, session: Session, expert: ExpertId) -> None:
+    def _forget(self, session: Asker, expert: ExpertId) -> None:
         """A copy was dropped before it began: it was never loaded."""
         self._cache.forget(expert)
         issued = self._guesses.pop(expert, None)

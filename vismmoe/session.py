@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +31,24 @@ class Clock:
     steps: list[float] = field(default_factory=list)  # one per forward, prefill first, from end to end
     mark: float = 0.0  # start of the running forward
     vision_mark: float = 0.0
+
+
+class Asker(Protocol):
+    """What fetching and foreseeing must know of the request that they work for."""
+
+    @property
+    def phase(self) -> Phase: ...
+
+    @property
+    def counters(self) -> Mapping[Phase, PhaseCounters]: ...
+
+    @property
+    def counting(self) -> PhaseCounters:
+        """Counters of the running phase."""
+        ...
+
+    @property
+    def clock(self) -> Clock: ...
 
 
 class Session:

@@ -14,6 +14,7 @@ from vismmoe.errors import UsageError
 from vismmoe.schema import did_you_mean, options
 
 C = TypeVar("C", bound=Config)
+PROFILE_KEYS = frozenset({"compute_rate", "memory_rate"})  # what only a device profile has
 
 
 def build(config: type[C], files: Iterable[str] = (), flags: Mapping[str, Any] | None = None) -> C:
@@ -33,7 +34,13 @@ def read_yaml(file: str | Path, config: type[Config]) -> dict[str, Any]:
     """Values of `file` as the fields of `config` want them."""
     known = {option.name: option for option in options(config)}
     values: dict[str, Any] = {}
-    for key, value in _load(Path(file)):
+    pairs = _load(Path(file))
+    if not known.keys() & PROFILE_KEYS and PROFILE_KEYS & {key for key, _ in pairs}:
+        raise UsageError(
+            f"{file} is a device profile, which `vismmoe simulate --profile` reads, and holds no settings for "
+            "--config; those of other commands are in configs/infer and its neighbours."
+        )
+    for key, value in pairs:
         if key not in known:
             raise UsageError(
                 f"{file}: unknown key {key!r}.{did_you_mean(str(key), known)} Known keys: {', '.join(sorted(known))}."
@@ -42,6 +49,11 @@ def read_yaml(file: str | Path, config: type[Config]) -> dict[str, Any]:
             raise UsageError(f"{file}: the key {key!r} stands there twice; keep one.")
         values[key] = known[key].read(value, f"{file}: {key}")
     return values
+
+
+def keys_of(file: str | Path) -> list[str]:
+    """The keys that stand in `file`, whatever they mean. UsageError when it is no file of settings at all."""
+    return [str(key) for key, _ in _load(Path(file))]
 
 
 def _load(file: Path) -> list[tuple[Any, Any]]:

@@ -67,3 +67,10 @@ def write_logs(tmp_path: Path) -> WriteLogs:
         return tmp_path / name
 
     return write
+
+
+@pytest.fixture
+def imagined_gate() -> NextGate:
+    """Next gate with the routers of the model behind write_logs(seed=0), three layers ahead."""
+    model = ImaginedModel(seed=0)
+    return NextGate(model.spec, model.routers, window=3)

@@ -87,6 +87,8 @@ def session_of(checkpoint: Checkpoint) -> Session:
 
 
 class Gated(torch.nn.Module):
+    has_gate, has_post_expert_norm, is_transposed = True, False, False
+
     def _apply_gate(self, both: Tensor) -> Tensor:
         gate, up = both.chunk(2, dim=-1)
         return torch.nn.functional.silu(gate) * up

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -12,6 +13,7 @@ import torch
 from vismmoe.errors import CheckpointError
 from vismmoe.experts.files import ExpertFile, StagingPool
 from vismmoe.experts.host import HostCopies
+from vismmoe.experts.pace import Pace
 from vismmoe.types import ExpertId, ExpertLayout
 
 DirectIO = Literal["auto", "on", "off"]
@@ -35,12 +37,18 @@ class ExpertStore:
     """Reads experts into slabs from any number of threads. Use it as a context manager, or close() it at the end."""
 
     def __init__(
-        self, layout: ExpertLayout, files: Mapping[Path, ExpertFile], host: HostCopies | None, fallbacks: list[str]
+        self,
+        layout: ExpertLayout,
+        files: Mapping[Path, ExpertFile],
+        host: HostCopies | None,
+        fallbacks: list[str],
+        pace: Pace | None = None,
     ) -> None:
         self.layout = layout
         self.fallbacks = fallbacks  # what was asked for and is done differently, each said once
         self._files = tuple(files.values())
         self._host = host
+        self._pace = pace
         self._staging = StagingPool(layout.expert_bytes)
         number = {path: index for index, path in enumerate(files)}
         self._pieces = {
@@ -49,11 +57,18 @@ class ExpertStore:
         }
 
     @classmethod
-    def open(cls, layout: ExpertLayout, host_bytes: int = 0, direct_io: DirectIO = "auto") -> ExpertStore:
+    def open(
+        cls,
+        layout: ExpertLayout,
+        host_bytes: int = 0,
+        direct_io: DirectIO = "auto",
+        disk_rate: int | None = None,
+    ) -> ExpertStore:
         """Open the checkpoint's files and check that they are as long as the layout says. Raises CheckpointError.
 
         host_bytes: memory for copies of experts, filled as they are read. direct_io: past the page cache: always where
         the file system can, never, or "auto": where the experts are large enough to gain from it.
+        disk_rate: bytes a second that reads from disk are slowed down to; those of keep=False are not.
         """
         _check(layout)
         files: dict[Path, ExpertFile] = {}
@@ -68,7 +83,7 @@ class ExpertStore:
             for file in files.values():
                 file.close()
             raise
-        return cls(layout, files, host, fallbacks)
+        return cls(layout, files, host, fallbacks, Pace(disk_rate) if disk_rate else None)
 
     @property
     def host_experts(self) -> int:
@@ -94,8 +109,11 @@ class ExpertStore:
             from_disk = [item for item in items if not self._host.copy_into(*item)]
         reads = [read for expert, slab in from_disk for read in self._reads(expert, slab)]
         reads.sort(key=lambda read: read[:2])
+        began = time.perf_counter()
         for run in _runs(reads):
             self._files[run[0].file].read(run[0].offset, [read.buffer for read in run], self._staging)
+        if self._pace is not None and from_disk and keep:
+            self._pace.wait(len(from_disk) * self.layout.expert_bytes, began)
         if self._host is not None and keep:
             for expert, slab in from_disk:
                 self._host.keep(expert, slab)

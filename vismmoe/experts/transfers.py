@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -13,11 +14,38 @@ from vismmoe.experts.slabs import SlabPool
 from vismmoe.experts.tickets import State, Ticket, TicketQueue
 from vismmoe.types import ExpertId
 
-__all__ = ["CpuTransfers", "CudaTransfers", "Masters", "Ticket"]
+__all__ = ["CpuTransfers", "CudaTransfers", "Masters", "Ticket", "Transfers", "batch_size"]
 
 # Small experts are read several at a time, since a hand-over between threads costs more than their bytes; large ones
 # one at a time, so that the first can run while the next is read.
 _BATCH_BYTES = 1 << 20
+
+
+def batch_size(expert_bytes: int) -> int:
+    """Experts that are read together, at most."""
+    return max(1, _BATCH_BYTES // max(1, expert_bytes))
+
+
+class Transfers(Protocol):
+    """What orders experts to be moved into slabs: threads that do it, or a simulation that counts."""
+
+    def now(self) -> float:
+        """Seconds on the clock that waits are measured with."""
+
+    def demand_batch(self, placed: Sequence[tuple[ExpertId, int]]) -> list[Ticket]:
+        """Start to fill the slabs with experts that are needed now."""
+
+    def speculate_batch(self, placed: Sequence[tuple[ExpertId, int, float]]) -> list[Ticket]:
+        """Fill the slabs when nothing that is needed now is left to do; by priority."""
+
+    def ticket(self, expert: ExpertId) -> Ticket | None:
+        """The expert's open transfer."""
+
+    def drain(self) -> list[Ticket]:
+        """Guesses that have finished and that nobody waited for."""
+
+    def drop_stale(self, keep: Callable[[ExpertId], bool]) -> list[ExpertId]:
+        """Drop the guesses that nobody has begun to read and that keep() denies."""
 
 
 class Masters(Protocol):
@@ -40,7 +68,7 @@ class CpuTransfers:
         self.fallbacks: list[str] = []
         self._store = store
         self._slabs = slabs
-        self._batch = max(1, _BATCH_BYTES // max(1, slabs.expert_bytes))
+        self._batch = batch_size(slabs.expert_bytes)
         self._queue = TicketQueue(self._batch)
         self._open: dict[ExpertId, Ticket] = {}
         self._arrived: list[Ticket] = []  # guesses that nobody has waited for yet
@@ -53,6 +81,10 @@ class CpuTransfers:
         ]
         for thread in self._threads:
             thread.start()
+
+    def now(self) -> float:
+        """Seconds on the clock that waits are measured with."""
+        return time.perf_counter()
 
     # ---- orders
 

@@ -151,6 +151,12 @@ class LookaheadPredictor:
             scores = scores[:ahead] if len(scores) > 1 else scores.expand(ahead, -1)
             return scores if ahead == self.window else F.pad(scores, (0, 0, 0, self.window - ahead))
 
+    def scores(self, inputs: PredictorInputs) -> Tensor:
+        """The same for many calls at once: (B, W, E) float32 in [0, 1]; rows past the last MoE layer mean nothing."""
+        with torch.no_grad():
+            found = cast(Tensor, self._net(inputs)).sigmoid()
+            return found.expand(-1, self.window, -1).clone()
+
     def _scores(self, state: LayerState, row: int, ahead: int) -> Tensor:
         gate = self._gate if self._net.config.use_next_gate else None
         if self._decode is not None and state.phase == "decode" and len(state.hidden) == 1 and ahead:
