@@ -46,7 +46,10 @@ COMMANDS = {
         "answer a question about images, experts streamed through a small cache", "InferConfig", "infer",
         example='vismmoe infer --image photo.png --prompt "How many objects are in the image?" --device-memory 34MiB',
     ),
-    "eval": Command("score a benchmark"),
+    "eval": Command(
+        "score a benchmark, and what dropping visual tokens costs on it", "EvalConfig", "evaluate",
+        example="vismmoe eval --benchmark pope --data POPE.tsv --keep-ratio 0.7 0.5 --compressor affinity random",
+    ),
     "bench": Command("compare with other systems, side by side"),
     "simulate": Command(
         "replay routing logs against devices and cache rules", "SimulateConfig", "simulate",

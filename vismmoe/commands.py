@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING
 
 from vismmoe.config import (
     CollectConfig,
+    EvalConfig,
     InferConfig,
     PlanConfig,
     RegisterConfig,
@@ -60,6 +61,27 @@ def infer(config: InferConfig, results: IO[str]) -> None:
         return
     print("" if config.stream else report["text"], file=results, flush=True)
     print(infer_report(report), file=sys.stderr)
+
+
+def evaluate(config: EvalConfig, results: IO[str]) -> None:
+    """Either answers that exist are scored, or a model answers in each of the asked ways."""
+    from vismmoe.evaluate.benchmarks import BENCHMARKS, scorer_of
+    from vismmoe.evaluate.predictions import read_predictions
+    from vismmoe.evaluate.report import score_json, score_report
+
+    benchmark = BENCHMARKS[config.benchmark]
+    if config.predictions is not None:
+        scorer = scorer_of(benchmark, config.scorer)
+        told = score_json(benchmark, scorer, config.prompts, read_predictions(benchmark, config.predictions))
+        print(json.dumps(told) if config.json else score_report(told), file=results)
+        return
+    from vismmoe.evaluate.report import retention_report
+    from vismmoe.retention import run
+    from vismmoe_deploy import load_engine
+    from vismmoe_training.progress import track
+
+    told = run(config, lambda: load_engine(config.engine_config(), config.predictor, config.tracking_uri), track)
+    print(json.dumps(told) if config.json else retention_report(told), file=results)
 
 
 def collect(config: CollectConfig, results: IO[str]) -> None:

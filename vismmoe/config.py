@@ -5,7 +5,7 @@ Numbers are checked when a config is made, whoever makes it: out of range is a U
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -58,24 +58,9 @@ class ModelConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig(ModelConfig):
-    """How visual tokens are dropped and experts fetched."""
+class FetchConfig(ModelConfig):
+    """How experts are fetched, and what a compressor weighs."""
 
-    compressor: Literal[
-        "affinity",
-        "affinity-bytes",
-        "affinity-mass",
-        "affinity-resident",
-        "diversity",
-        "downsample",
-        "prompt",
-        "random",
-        "saliency",
-        "uniform",
-    ] = "affinity"
-    """How visual tokens are chosen after the prefix; affinity is the published method."""
-    keep_ratio: Fraction = 1.0
-    """Share of the visual tokens that the deeper layers see; 1 keeps them all."""
     salient_ratio: Share = 0.2
     """Share of the visual tokens that is kept for its saliency alone (alpha)."""
     trade_off: Weight = 2.0
@@ -93,6 +78,30 @@ class EngineConfig(ModelConfig):
     """Slow the reads of experts down to so many bytes a second, to see what a slower disk would do."""
     threads: Count | None = None
     """CPU threads for arithmetic; default: as many as this process may use, 1 where experts are under 256 KiB."""
+
+
+CompressorName = Literal[
+    "affinity",
+    "affinity-bytes",
+    "affinity-mass",
+    "affinity-resident",
+    "diversity",
+    "downsample",
+    "prompt",
+    "random",
+    "saliency",
+    "uniform",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(FetchConfig):
+    """How visual tokens are dropped."""
+
+    compressor: CompressorName = "affinity"
+    """How visual tokens are chosen after the prefix; affinity is the published method."""
+    keep_ratio: Fraction = 1.0
+    """Share of the visual tokens that the deeper layers see; 1 keeps them all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +127,54 @@ class InferConfig(EngineConfig):
         super().__post_init__()
         if self.stream and self.json:
             raise UsageError("--stream and --json exclude each other: a JSON object is printed once it is complete.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig(FetchConfig):
+    """Score a benchmark, and what dropping visual tokens costs on it."""
+
+    benchmark: Literal["mme", "mmbench", "pope", "ocrbench", "textvqa"]
+    """Which questions, prompts and scorers."""
+    scorer: Literal["lmms-eval", "vlmevalkit", "official"] = "lmms-eval"
+    """Whose way to read answers and add them up; they disagree on everything but clean answers."""
+    prompts: Annotated[str, Unit("NAME")] | None = None
+    """Whose way to ask: lmms-eval, vlmevalkit, vlmevalkit-qwen2, vlmevalkit-qwen3, official, plain and, for some
+    benchmarks, evalscope or llava. Default: the scorer's."""
+    data: Annotated[str, Unit("DATA")] | None = None
+    """The benchmark: parquet, TSV or the original files (folder or file), or an id of the Hugging Face hub."""
+    images: DirText | None = None
+    """Folder of the pictures that the data names, where it is not beside them."""
+    predictions: Annotated[str, Unit("FILE.json")] | None = None
+    """Answers to score, in place of a model's: JSON or JSON lines of rows with "prediction", or MME result lists."""
+    compressor: tuple[CompressorName, ...] = ("affinity",)
+    """Ways to choose visual tokens that are compared with keeping all."""
+    keep_ratio: tuple[Fraction, ...] = ()
+    """Shares of the visual tokens to keep; each is run with each compressor, besides a run that keeps all."""
+    limit: Count | None = None
+    """Evaluate so many images (MME), questions (MMBench) or rows, evenly spread; default: all."""
+    batch_size: Count = 1
+    """Questions that go through the layers together, so that an expert is loaded once for all of them."""
+    max_new_tokens: Count | None = None
+    """Longest answer, in tokens; default: what the scorer's harness allows."""
+    predictor: Annotated[str, Unit("SOURCE")] | None = None
+    """Predictor that guides prefetching: an artifact folder or models:/name@alias."""
+    output: DirText | None = None
+    """Folder for answers, scores and the report; a run that was killed goes on there."""
+    json: bool = False
+    """Print one JSON object and nothing else."""
+    tracking_uri: Annotated[str, Unit("URI")] | None = None
+    """MLflow server or database; default: MLFLOW_TRACKING_URI, else mlflow.db in the working folder."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.data is None) == (self.predictions is None):
+            raise UsageError("give either --data, to answer its questions, or --predictions, to score answers.")
+        if self.predictions is not None and self.keep_ratio:
+            raise UsageError("--keep-ratio needs a model that answers: give --data in place of --predictions.")
+
+    def engine_config(self) -> EngineConfig:
+        """The same without what belongs to the evaluation."""
+        return EngineConfig(**{field.name: getattr(self, field.name) for field in fields(FetchConfig)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,9 +77,7 @@ def _result_list(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         cells = line.split("\t")
         where = f"{file.name}, line {number}"
         if len(cells) != 4:
-            raise CorpusError(
-                f"{where}: image, question, Yes or No and the answer must stand there, tabs between them."
-            )
+            raise CorpusError(f"{where}: image, question, Yes or No and answer must stand there between tabs.")
         image, question, answer, prediction = cells
         name = f"{file.stem}/{image}"
         row = {"question_id": name, "category": file.stem, "question": question, "answer": answer}

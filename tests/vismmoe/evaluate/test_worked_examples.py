@@ -48,9 +48,10 @@ def test_each_worked_example_gives_the_stated_values(benchmark: str, scorer: str
             assert_alike(told[name], value, name)
 
 
-@pytest.mark.parametrize(("benchmark", "scorer", "rows", "expected"), examples())
-def test_each_worked_example_gives_the_stated_prompt(benchmark: str, scorer: str, rows: Any, expected: Any) -> None:
-    if "first_prompt" in expected:
+def test_each_worked_example_gives_the_stated_prompt() -> None:
+    stated = [example.values for example in examples() if "first_prompt" in example.values[3]]
+    assert len(stated) > 30
+    for benchmark, scorer, rows, expected in stated:
         row = checked_all(BENCHMARKS[benchmark], [("row 1", rows[0])])[0]
         assert BENCHMARKS[benchmark].prompts[scorer].text(row) == expected["first_prompt"]
 

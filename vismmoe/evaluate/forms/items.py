@@ -30,7 +30,7 @@ class Spool:
     """Keeps pictures out of memory: they wait in one unnamed temporary file."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="vismmoe-")  # noqa: SIM115: lives as long as the spool
+        self._file = tempfile.TemporaryFile(prefix="vismmoe-")  # noqa: SIM115
 
     def put(self, data: bytes) -> OpenImage:
         """Returns how to get the bytes back."""
@@ -67,8 +67,6 @@ def file_in(folders: list[Path], name: str, where: str) -> OpenImage:
     found = next((folder / name for folder in folders if (folder / name).is_file()), None)
     if found is None:
         looked = ", ".join(map(str, folders)) or "no folder"
-        raise CorpusError(
-            f"{where}: the picture {name} is not there (looked in {looked}). Name the folder with --images."
-        )
+        raise CorpusError(f"{where}: the picture {name} is not in {looked}. Name its folder with --images.")
     path = found
     return lambda: path
