@@ -23,7 +23,7 @@ def negatives(scene: Scene, count: int, rng: np.random.Generator) -> list[tuple[
     picked: dict[str, str] = {}
     for turn in range(count):
         origin = NEGATIVES[(start + turn) % len(NEGATIVES)]
-        pool = [kind for kind in _pool(scene, origin) if kind not in picked]
+        pool = [kind for kind in negative_pool(scene, origin) if kind not in picked]
         if not pool:  # every companion is present already
             origin = "random"
             pool = [kind for kind in absent_kinds(scene) if kind not in picked]
@@ -31,7 +31,8 @@ def negatives(scene: Scene, count: int, rng: np.random.Generator) -> list[tuple[
     return list(picked.items())
 
 
-def _pool(scene: Scene, origin: str) -> list[str]:
+def negative_pool(scene: Scene, origin: str) -> list[str]:
+    """Absent kinds that may be picked the way of `origin`; none where every companion is present."""
     absent = absent_kinds(scene)
     if origin == "popular":
         return absent[:POPULAR]

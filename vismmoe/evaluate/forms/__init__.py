@@ -51,10 +51,10 @@ def _read(benchmark: Benchmark, place: Path, folders: list[Path]) -> list[Item]:
     if place.suffix == ".tsv":
         return read_tsv(place, [*folders, place.parent])
     if place.suffix == ".parquet":
-        return read_parquet(benchmark, [place])
+        return read_parquet([place])
     if place.is_dir():
         if files := parquet_files(benchmark, place):
-            return read_parquet(benchmark, files)
+            return read_parquet(files)
         tables = sorted(place.glob("*.tsv"))
         if len(tables) > 1:
             named = [file for file in tables if benchmark.name in file.name.lower()]

@@ -78,10 +78,10 @@ def _tsv_rows(file: Path) -> Iterator[tuple[int, Row]]:
         raise CorpusError(f"{file} is no table of tab-separated values ({error}).") from None
 
 
-def read_parquet(benchmark: Benchmark, files: Sequence[Path]) -> list[Item]:
+def read_parquet(files: Sequence[Path]) -> list[Item]:
     """All rows of these files, in their order."""
     try:
-        import pyarrow
+        import pyarrow  # type: ignore[import-untyped]
         from pyarrow import parquet
     except ImportError:
         raise CorpusError("reading parquet needs pyarrow: pip install 'vismmoe[train]'.") from None
