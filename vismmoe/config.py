@@ -72,6 +72,9 @@ class FetchConfig(ModelConfig):
     eviction: Literal["published", "lru", "lfu", "least-stale"] = "lfu"
     """Which expert leaves the slabs first: the least predictor priority (published), the longest unused, the least
     often used, or the one left out most often when its layer ran."""
+    hybrid: Literal["auto", "on", "off"] = "auto"
+    """Run experts on the CPU where they lie in host memory instead of copying them: auto where that changes no bit (on
+    the CPU device), on also beside a GPU, where a measured cost model decides."""
     direct_io: Literal["auto", "on", "off"] = "auto"
     """Read experts past the page cache; auto tries and falls back."""
     disk_rate: Annotated[int, SIZE, Within(1)] | None = None

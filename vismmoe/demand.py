@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from vismmoe.experts.cache import ExpertCache
 from vismmoe.experts.transfers import Ticket, Transfers
@@ -22,18 +22,22 @@ class LayerDemand:
         cache: ExpertCache,
         transfers: Transfers,
         prefetcher: Prefetcher,
+        run_below: Callable[[ExpertId], bool] = lambda _: False,
     ) -> None:
         """Counts the accesses, holds what is resident and starts as many reads as slabs allow.
 
         needed: expert -> the requests that need it in this forward, one or more. The first of them is told of the load;
         the others find the expert there, which is a hit.
         lasting: those of `needed` that decode may want again; the others only pass through the slabs.
+        run_below: whether a missing expert runs where it lies, in host memory; if so it stays there until it has run.
         """
         self._needed = needed
         self._lasting = lasting
         self._cache = cache
         self._transfers = transfers
         self._prefetcher = prefetcher
+        self._run_below = run_below
+        self._below: deque[ExpertId] = deque()
         self._ready: deque[tuple[ExpertId, int]] = deque()
         self._coming: deque[Ticket] = deque()
         self._waiting: deque[ExpertId] = deque()
@@ -41,10 +45,13 @@ class LayerDemand:
             self._access(expert)
         self._start_reads()
 
-    def arrivals(self) -> Iterator[tuple[ExpertId, int]]:
-        """(expert, slot) of every needed expert, once each, its slab filled. With fewer slabs than experts, each slab
-        goes to the next expert as soon as the caller comes back for more."""
-        while self._ready or self._coming or self._waiting:
+    def arrivals(self) -> Iterator[tuple[ExpertId, int | None]]:
+        """(expert, slot) of every needed expert, once each, its slab filled; without a slot it runs where it lies. With
+        fewer slabs than experts, each slab goes to the next expert as soon as the caller comes back for more."""
+        while self._ready or self._below or self._coming or self._waiting:
+            if self._below and not self._ready:
+                yield self._below.popleft(), None
+                continue
             if self._ready:
                 expert, slot = self._ready.popleft()
             elif self._coming:
@@ -65,6 +72,12 @@ class LayerDemand:
         counting.accesses += 1
         slot = self._cache.lookup(expert, expert not in self._lasting)
         if slot is None:
+            if self._run_below(expert):
+                counting.cpu_runs += 1
+                self._below.append(expert)
+                if expert in self._lasting:
+                    self._cache.note_use(expert)
+                return
             counting.demand_loads += 1
             self._waiting.append(expert)
             return

@@ -32,6 +32,7 @@ from vismmoe.models.checkpoint import Checkpoint, open_checkpoint
 from vismmoe.models.dtypes import resolve_device, resolve_dtype
 from vismmoe.models.generation import ModelState, greedy_config, stop_tokens, text_stream
 from vismmoe.models.hooks import StackHooks
+from vismmoe.models.kv import CACHE_ARGUMENT, allocated_cache
 from vismmoe.models.load import (
     ExpertsRunner,
     load_model,
@@ -154,7 +155,7 @@ class Engine:
         peak = ResidentPeak()  # code that is imported and the processor are no part of the model
         model = load_model(checkpoint, device=device, dtype=dtype)
         pipeline = ExpertPipeline(
-            checkpoint.spec, checkpoint.layout, plan, _options(config), device=device, predictor=predictor
+            checkpoint.spec, checkpoint.layout, plan, _options(config), device=device, dtype=dtype, predictor=predictor
         )
         try:
             load_ms = (time.perf_counter() - started) * 1e3
@@ -327,6 +328,7 @@ class Engine:
             with torch.inference_mode():
                 ids = self._model.generate(  # type: ignore[operator]
                     **{name: value.to(self._device) for name, value in session.prompt.inputs.items()},
+                    **{CACHE_ARGUMENT: allocated_cache(self.checkpoint.config, asked.request.max_new_tokens)},
                     generation_config=greedy_config(self._stop, self._processor, asked.request.max_new_tokens),
                     streamer=None if on_text is None else text_stream(tokenizer_of(self._processor), on_text),
                 )
@@ -404,11 +406,11 @@ class Engine:
 
 def _options(config: EngineConfig) -> PipelineOptions:
     return PipelineOptions(
-        host_bytes=config.host_memory,
         direct_io=config.direct_io,
         readers=config.readers,
         prefetch=config.prefetch,
         lookahead_top=config.lookahead_top,
         eviction=config.eviction,
+        hybrid=config.hybrid,
         disk_rate=config.disk_rate,
     )

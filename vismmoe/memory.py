@@ -1,16 +1,14 @@
-"""What memory and processors this process may use, and what it has used, as the kernel tells it (Linux)."""
+"""How much memory this process has used, as the kernel tells it (Linux), and how many threads suit its experts."""
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
+from vismmoe.limits import usable_cpus
+
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
-_QUOTA_V2 = Path("/sys/fs/cgroup/cpu.max")
-_QUOTA_V1 = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
-_PERIOD_V1 = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 
 
 class ResidentPeak:
@@ -40,24 +38,6 @@ def arithmetic_threads(expert_bytes: int) -> int:
     an expert) ran nine times slower on two threads than on one.
     """
     return 1 if expert_bytes < SMALL_EXPERT_BYTES else usable_cpus()
-
-
-def usable_cpus() -> int:
-    """Processors that affinity and the cgroup's quota leave to this process; the host may have many more."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_quota()
-    return max(1, allowed if quota is None else min(allowed, round(quota)))
-
-
-def _cgroup_quota() -> float | None:
-    try:
-        if _QUOTA_V2.is_file():
-            limit, period = _QUOTA_V2.read_text().split()
-        else:
-            limit, period = _QUOTA_V1.read_text(), _PERIOD_V1.read_text()
-        return int(limit) / int(period) if int(limit) > 0 else None
-    except (OSError, ValueError):  # "max": no quota
-        return None
 
 
 def _status_bytes(key: str) -> int:

@@ -7,6 +7,7 @@ predictor foresees is copied beside the computation. The order in which experts 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,16 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from vismmoe.experts.cache import ExpertCache
+from vismmoe.experts.host import HostTier
 from vismmoe.experts.plan import MemoryPlan
 from vismmoe.experts.policies import DEFAULT_POLICY, get_policy
 from vismmoe.experts.slabs import SlabPool
 from vismmoe.experts.store import DirectIO, ExpertStore
 from vismmoe.experts.transfers import CpuTransfers, CudaTransfers
+from vismmoe.hybrid import Costs, Hybrid, measure
 from vismmoe.models.arithmetic import Demand, LayerSum, read_demand
-from vismmoe.prefetch import Foreseen, Prefetcher, Watchdog
+from vismmoe.prefetch import Foreseen, Prefetcher
 from vismmoe.session import Session
 from vismmoe.traffic import ExpertTraffic
 from vismmoe.types import ExpertId, ExpertLayout, LayerState, ModelSpec, Predictor
+from vismmoe.watchdog import Watchdog
 
 Watcher = Callable[[Session, LayerState, Tensor, Tensor], None]  # recording: after a router, with indices and weights
 
@@ -43,12 +47,12 @@ class LayerCall:
 class PipelineOptions:
     """How experts are read and foreseen."""
 
-    host_bytes: int = 0
     direct_io: DirectIO = "auto"
     readers: int = 1
     prefetch: bool = True
     lookahead_top: int = 20  # B: experts foreseen after each decoded layer, at most
     eviction: str = DEFAULT_POLICY
+    hybrid: Hybrid = "auto"
     disk_rate: int | None = None  # bytes a second that reads are slowed down to
 
 
@@ -80,9 +84,10 @@ class ExpertPipeline:
         options: PipelineOptions,
         *,
         device: torch.device,
+        dtype: torch.dtype = torch.float32,
         predictor: Predictor | None = None,
     ) -> None:
-        """Reads the pinned experts. CheckpointError when they cannot be read."""
+        """Reads the pinned experts. CheckpointError when they cannot be read. dtype: of the arithmetic."""
         self.spec = spec
         self.plan = plan
         self.watcher: Watcher | None = None
@@ -91,14 +96,17 @@ class ExpertPipeline:
         self._device = device
         self._predictor = predictor if options.prefetch else None
         self._watchdog = Watchdog(options.lookahead_top)
+        self._step_began = 0.0
         self._pinned = spec.moe_layers[: plan.pinned_layers]
         self._pinned_slots = {
             ExpertId(layer, expert): row * spec.num_experts + expert
             for row, layer in enumerate(self._pinned)
             for expert in range(spec.num_experts)
         }
-        self._store = ExpertStore.open(layout, options.host_bytes, options.direct_io, options.disk_rate)
+        self._store = ExpertStore.open(layout, options.direct_io, options.disk_rate)
         try:
+            self._host = self._host_tier()
+            self._costs = measure(options.hybrid if self._host is not None else "off", layout, device, dtype)
             self._pinned_pool = SlabPool(len(self._pinned_slots), layout, device)
             self._load_pinned()
             self._slabs = SlabPool(plan.slabs, layout, device)
@@ -124,6 +132,8 @@ class ExpertPipeline:
 
         Every request's arithmetic is its own, so its bits are those it would get alone.
         """
+        if layer == self.spec.moe_layers[0]:
+            self._time_token(calls[0].session)
         self._traffic.begin_layer(calls[0].session, layer)
         visits = [self._visit(layer, call) for call in calls]
         needed = visitors(visits)
@@ -136,6 +146,12 @@ class ExpertPipeline:
         else:
             self._run_streamed(visits, needed)
         return [visit.work.total() for visit in visits]
+
+    def _time_token(self, session: Session) -> None:
+        now = self._transfers.now()
+        if session.step > 1:  # from the first decoded token to the second on
+            self._watchdog.token((now - self._step_began) * 1e3)
+        self._step_began = now
 
     def _visit(self, layer: int, call: LayerCall) -> Visit:
         demand = read_demand(call.top_k_index)
@@ -153,13 +169,22 @@ class ExpertPipeline:
         lasting: Collection[ExpertId] = needed
         if lead.phase == "prefill":  # decode begins where the last tokens end
             lasting = {expert for visit in visits for expert in visit.last}
+        below = _RunsBelow(self._host, self._costs, tokens_of(visits))
         arrivals = self._traffic.arrivals(
-            visits[0].state.layer, sessions, lasting, lambda: self._foresee(visits), lead=lead, requests=len(visits)
+            visits[0].state.layer,
+            sessions,
+            lasting,
+            lambda: self._foresee(visits),
+            lead=lead,
+            requests=len(visits),
+            run_below=below.begin,
         )
         for expert, slot in arrivals:
-            weights = self._slabs.weights(slot)
+            weights = below.weights(expert) if slot is None else self._slabs.weights(slot)
             for visit in needed[expert]:
                 visit.work.run(expert.expert, weights)
+            if slot is None:
+                below.end(expert)
 
     def _foresee(self, visits: Sequence[Visit]) -> Foreseen:
         """Of several requests: every expert that one of them foresees, by its highest priority."""
@@ -191,12 +216,13 @@ class ExpertPipeline:
     @property
     def fallbacks(self) -> list[str]:
         """What was asked for and is done differently, each said once."""
-        return [*self._store.fallbacks, *self._transfers.fallbacks, *self._watchdog.notes]
+        host = self._host.fallbacks if self._host is not None else []
+        return [*self._store.fallbacks, *self._transfers.fallbacks, *host, *self._watchdog.notes]
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of experts that are held in host memory now."""
-        return self._store.host_experts * self._layout.expert_bytes
+        """Bytes of experts that were held in host memory at the same time, at most."""
+        return self._host.most * self._layout.expert_bytes if self._host is not None else 0
 
     def begin_request(self) -> None:
         """Guesses of an earlier request are no longer counted; what is resident stays."""
@@ -205,6 +231,8 @@ class ExpertPipeline:
     def recover(self) -> None:
         """After a forward that ended in an error: forget the cache, which may hold half of a layer."""
         self._transfers.close()
+        if self._host is not None:
+            self._host.let_go()
         self._start()
 
     def close(self) -> None:
@@ -216,7 +244,7 @@ class ExpertPipeline:
         """An empty cache and idle readers."""
         kind = CudaTransfers if self._device.type == "cuda" else CpuTransfers
         self._cache = ExpertCache(self.plan.slabs, reserve=self.spec.top_k, policy=get_policy(self._options.eviction))
-        self._transfers = kind(self._store, self._slabs, self._options.readers)
+        self._transfers = kind(self._store, self._slabs, self._options.readers, self._host)
         self._prefetcher = Prefetcher(
             self.spec,
             self.plan.pinned_layers,
@@ -225,6 +253,7 @@ class ExpertPipeline:
             self._cache,
             self._transfers,
             self._layout.expert_bytes,
+            below=self._host if self._host is not None and self._costs.cheaper_on_cpu(1) else (),
         )
         self._traffic = ExpertTraffic(
             self._cache,
@@ -234,19 +263,62 @@ class ExpertPipeline:
             cycle_slabs=self.plan.cycle_slabs,
         )
 
+    def _host_tier(self) -> HostTier | None:
+        capacity = self.plan.host.get("expert_copies", 0) // self._layout.expert_bytes
+        if not capacity:
+            return None
+        pin = self._device.type == "cuda"
+        return HostTier(capacity, self._layout, lambda expert: self._cache.frequency(expert), pin)
+
     def _load_pinned(self) -> None:
-        """Pinned experts need no copies in host memory: keep=False."""
         if not self._pinned_slots:
             return
         if self._device.type == "cpu":
             pool = self._pinned_pool
             items = [(expert, pool.buffer(slot)) for expert, slot in self._pinned_slots.items()]
-            self._store.read_batch(items, keep=False)
+            self._store.read_batch(items, paced=False)
             return
         staging = torch.empty(self._layout.expert_bytes, dtype=torch.uint8)
         for expert, slot in self._pinned_slots.items():
-            self._store.read_into(expert, staging, keep=False)
+            self._store.read_into(expert, staging, paced=False)
             self._pinned_pool.bytes(slot).copy_(staging)
+
+
+class _RunsBelow:
+    """Experts that one layer runs where they lie in host memory, and that stay there meanwhile."""
+
+    def __init__(self, host: HostTier | None, costs: Costs, tokens: Mapping[ExpertId, int]) -> None:
+        self._host = host
+        self._costs = costs
+        self._tokens = tokens
+        self._weights: dict[ExpertId, Mapping[str, Tensor]] = {}
+
+    def begin(self, expert: ExpertId) -> bool:
+        """Hold the expert where it lies, if it is there and running it there is cheaper."""
+        if self._host is None or not self._costs.cheaper_on_cpu(self._tokens[expert]):
+            return False
+        weights = self._host.run_here(expert)
+        if weights is None:
+            return False
+        self._weights[expert] = weights
+        return True
+
+    def weights(self, expert: ExpertId) -> Mapping[str, Tensor]:
+        return self._weights[expert]
+
+    def end(self, expert: ExpertId) -> None:
+        assert self._host is not None
+        del self._weights[expert]
+        self._host.stop_running(expert)
+
+
+def tokens_of(visits: Sequence[Visit]) -> Counter[ExpertId]:
+    """Expert -> how many tokens run through it, in all visits together."""
+    found: Counter[ExpertId] = Counter()
+    for visit in visits:
+        for expert, count in zip(visit.demand.experts, visit.demand.counts, strict=True):
+            found[ExpertId(visit.state.layer, expert)] += count
+    return found
 
 
 def visitors(visits: Sequence[Visit]) -> dict[ExpertId, list[Visit]]:

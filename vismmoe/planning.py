@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from vismmoe.config import ModelConfig, PlanConfig, resolve_model
 from vismmoe.errors import BudgetError
-from vismmoe.experts.plan import MemoryPlan, plan_memory
+from vismmoe.experts.plan import Machine, MemoryPlan, plan_memory
+from vismmoe.limits import available_memory
 from vismmoe.models.catalogue import default_prefix_layers
 from vismmoe.models.checkpoint import Checkpoint, open_checkpoint
 from vismmoe.models.dtypes import resolve_device, resolve_dtype
@@ -33,7 +36,18 @@ def plan_checkpoint(
         host_budget_bytes=config.host_memory,
         prefix_layers=prefix_layers(checkpoint, config),
         context_tokens=context_tokens,
+        machine=this_machine(resolve_device(config.device)),
     )
+
+
+def this_machine(device: torch.device) -> Machine:
+    """Memory that is left to this process, on the device and beside it."""
+    host = available_memory()
+    if device.type != "cuda":
+        return Machine(host, host, unified=True)
+    free, _ = torch.cuda.mem_get_info(device)
+    integrated = bool(getattr(torch.cuda.get_device_properties(device), "is_integrated", False))
+    return Machine(free, host, unified=integrated)
 
 
 def sizes_of(

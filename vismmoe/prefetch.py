@@ -1,48 +1,17 @@
-"""Loading ahead what a predictor foresees, and watching whether it is worth the bytes (VisMMoE §4.2, §4.3)."""
+"""Loading ahead what a predictor foresees (VisMMoE §4.2, §4.3)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from vismmoe.experts.cache import ExpertCache
 from vismmoe.experts.transfers import Ticket, Transfers
 from vismmoe.session import Asker
 from vismmoe.types import ExpertId, LayerState, ModelSpec, Phase, Predictor
+from vismmoe.watchdog import Watchdog
 
 Foreseen = Mapping[ExpertId, float]  # expert -> priority, most urgent first
-
-
-class Watchdog:
-    """Turns prefetching down when most of it is wasted: on a busy link, useless copies delay useful ones.
-
-    Looks at decode only, where the list selects; in prefill it merely orders what nearly all is needed anyway.
-    """
-
-    SAMPLE = 200  # copies before judging
-    WORTH = 0.2  # share of copies that must be used
-
-    def __init__(self, top: int) -> None:
-        self.top = top  # experts foreseen after each decoded layer, at most
-        self.notes: list[str] = []
-        self._asked = top
-        self._issued = self._used = 0
-
-    def issued(self, count: int) -> None:
-        """`count` copies were started (or, negative, dropped before they began)."""
-        self._issued += count
-        if self._issued < self.SAMPLE:
-            return
-        if self._used < self.WORTH * self._issued and self.top > 1:
-            self.top //= 2
-            self.notes = [
-                f"Prefetching was turned down from {self._asked} to {self.top} experts a layer: less than "
-                f"{self.WORTH:.0%} of what was loaded ahead was used."
-            ]
-        self._issued = self._used = 0
-
-    def used(self) -> None:
-        self._used += 1
 
 
 class Prefetcher:
@@ -57,9 +26,10 @@ class Prefetcher:
         cache: ExpertCache,
         transfers: Transfers,
         expert_bytes: int,
+        below: Container[ExpertId] = (),
     ) -> None:
         """first_deep: rank of the first MoE layer whose experts are not pinned. Without a predictor, or without slabs,
-        nothing is ever foreseen."""
+        nothing is ever foreseen. below: experts that would run where they lie, so that there is nothing to load."""
         self._spec = spec
         self._rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
         self._first_deep = first_deep
@@ -68,6 +38,7 @@ class Prefetcher:
         self._cache = cache
         self._transfers = transfers
         self._expert_bytes = expert_bytes
+        self._below = below
         self._guesses: dict[ExpertId, Phase] = {}  # -> phase that it was issued in
 
     def foresee(self, session: Asker, state: LayerState) -> Foreseen:
@@ -84,7 +55,7 @@ class Prefetcher:
         foreseen: dict[ExpertId, float] = {}
         if layers:
             scores = self._predictor.predict(state)[first - row - 1 :][: len(layers)]
-            limit = self._watchdog.top if state.phase == "decode" else self._spec.num_experts
+            limit = self._watchdog.allowed if state.phase == "decode" else self._spec.num_experts
             best = scores.flatten().topk(min(limit, scores.numel()))
             for value, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
                 if value == -math.inf:
@@ -104,7 +75,7 @@ class Prefetcher:
         self._cache.protect(foreseen)
         placed: list[tuple[ExpertId, int, float]] = []
         for expert, priority in foreseen.items():
-            if expert in self._cache:
+            if expert in self._cache or expert in self._below:
                 continue
             placement = self._cache.speculate(expert, priority, passing=session.phase == "prefill")
             if placement is None:

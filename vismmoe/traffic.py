@@ -55,11 +55,13 @@ class ExpertTraffic:
         *,
         lead: Asker,
         requests: int = 1,
-    ) -> Iterator[tuple[ExpertId, int]]:
+        run_below: Callable[[ExpertId], bool] = lambda _: False,
+    ) -> Iterator[tuple[ExpertId, int | None]]:
         """(expert, slot) of every expert that a deeper layer needs, once each, its slab filled; run it before asking
-        for the next one. needed, lasting: as LayerDemand wants them. requests: how many are at this layer together.
+        for the next one. needed, lasting, run_below: as LayerDemand wants them, which also says what no slot means.
+        requests: how many are at this layer together.
         """
-        on_the_way = LayerDemand(needed, lasting, self._cache, self._transfers, self._prefetcher)
+        on_the_way = LayerDemand(needed, lasting, self._cache, self._transfers, self._prefetcher, run_below)
         foreseen = foresee()  # while the first reads go on
         self._prefetcher.start(lead, foreseen)
         yield from on_the_way.arrivals()

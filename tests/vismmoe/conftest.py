@@ -49,7 +49,7 @@ def answer() -> Callable[[Engine, Request], Answer]:
 def force_plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """force_plan(slabs=1, pinned_layers=2): engines loaded afterwards get these, whatever the budget."""
 
-    def force(**changes: int) -> None:
+    def force(**changes: Any) -> None:
         original = engine_module.plan_checkpoint
 
         def plan(*args: Any) -> MemoryPlan:
@@ -66,8 +66,8 @@ def slow_store(monkeypatch: pytest.MonkeyPatch) -> None:
     read = ExpertStore.read_batch
     chance = random.Random(0)
 
-    def slow(self: ExpertStore, items: Sequence[Any], keep: bool = True) -> list[int]:
+    def slow(self: ExpertStore, items: Sequence[Any]) -> None:
         time.sleep(chance.random() * 3e-3)
-        return read(self, items, keep)
+        read(self, items)
 
     monkeypatch.setattr(ExpertStore, "read_batch", slow)

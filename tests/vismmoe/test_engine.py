@@ -15,6 +15,7 @@ from vismmoe.config import EngineConfig, PlanConfig
 from vismmoe.engine import Engine, Request, plan_for
 from vismmoe.errors import BudgetError, CheckpointError, ImageError, UsageError
 from vismmoe.experts.store import ExpertStore
+from vismmoe.models.checkpoint import open_checkpoint
 from vismmoe.predictors.next_gate import NextGate
 from vismmoe.types import LayerState
 
@@ -70,14 +71,24 @@ def test_prefetching_beside_a_slow_disk_changes_no_bit(
     assert (told.result.experts.decode.prefetched > 0) == (slabs > TOP_K)
 
 
-def test_copies_in_host_memory_change_no_bit(
-    tiny_checkpoint: Path, question: Request, resident: Any, answer: Any, force_plan: Any
+@pytest.mark.parametrize("hybrid", ["auto", "off"])
+@pytest.mark.parametrize("copies", [1, 9, 200])
+@pytest.mark.usefixtures("slow_store")
+def test_experts_in_host_memory_change_no_bit_run_there_or_moved_up(
+    tiny_checkpoint: Path, question: Request, resident: Any, answer: Any, force_plan: Any, hybrid: Any, copies: int
 ) -> None:
-    force_plan(slabs=TOP_K, pinned_layers=1)
-    with Engine.load(EngineConfig(model=str(tiny_checkpoint), host_memory=10_000_000)) as engine:
+    size = open_checkpoint(tiny_checkpoint).layout.expert_bytes
+    force_plan(slabs=TOP_K, pinned_layers=1, host={"expert_copies": copies * size})
+    with guided(EngineConfig(model=str(tiny_checkpoint), hybrid=hybrid, readers=2)) as engine:
         told = answer(engine, question)
         assert told.same_bits(resident)
-    assert told.result.memory.host_peak_bytes > 0
+        again = answer(engine, question)
+        assert again.same_bits(resident), "the second request on the same engine"
+    assert 0 < told.result.memory.host_peak_bytes <= copies * size
+    experts = again.result.experts
+    assert (experts.prefill.cpu_runs + experts.decode.cpu_runs > 0) == (hybrid == "auto")
+    for phase in (experts.prefill, experts.decode):
+        assert phase.accesses == phase.hits + phase.demand_loads + phase.cpu_runs
 
 
 def test_one_tensor_per_file_changes_no_bit(
@@ -368,10 +379,10 @@ def test_an_engine_goes_on_after_a_read_error(
     read = ExpertStore.read_batch
     broken: list[bool] = []
 
-    def failing(self: ExpertStore, items: Sequence[Any], keep: bool = True) -> list[int]:
+    def failing(self: ExpertStore, items: Sequence[Any]) -> None:
         if broken and any(expert.layer == 3 for expert, _ in items):
             raise OSError("disk on fire")
-        return read(self, items, keep)
+        read(self, items)
 
     monkeypatch.setattr(ExpertStore, "read_batch", failing)
     with Engine.load(EngineConfig(model=str(tiny_checkpoint))) as engine:

@@ -221,9 +221,9 @@ def test_a_prefetch_on_its_way_counts_as_a_hit_and_its_rest_as_stall(
     pipeline, session = build(slabs=40, predictor=oracle, lookahead_top=4), session_of(checkpoint)
     read = pipeline._store.read_batch
 
-    def slow(items: Any, keep: bool = True) -> list[int]:
+    def slow(items: Any) -> None:
         time.sleep(0.05)
-        return list(read(items, keep))
+        read(items)
 
     monkeypatch.setattr(pipeline, "_store", SimpleNamespace(read_batch=slow, close=pipeline._store.close))
     monkeypatch.setattr(pipeline._transfers, "_store", pipeline._store)

@@ -22,6 +22,8 @@ __all__ = ["ExpertCache", "Placement", "Standing"]
 
 _PASSAGE = 4  # a quarter of the slabs is the most that what passes through may take from the working set
 
+_NEVER = Use()
+
 
 class Placement(NamedTuple):
     """A slab given to an expert, and who had to leave it."""
@@ -115,6 +117,13 @@ class ExpertCache:
         self._step += 1
         self._order.begin_step(self._step)
 
+    def note_use(self, expert: ExpertId) -> None:
+        """An expert without a slab was used where it lies."""
+        self._tick += 1
+        use = self._uses[expert]
+        use.last = self._tick
+        use.used(self._visits[expert.layer])
+
     # ---- forecast
 
     def speculate(self, expert: ExpertId, priority: float, passing: bool = False) -> Placement | None:
@@ -206,6 +215,11 @@ class ExpertCache:
         """Whether the expert has a slab that is not filled yet."""
         resident = self._residents.get(expert)
         return resident is not None and resident.in_flight
+
+    def frequency(self, expert: ExpertId) -> tuple[float, float]:
+        """How often it was used, old uses faded, and when last: comparable between experts, resident or not."""
+        use = self._uses.get(expert, _NEVER)
+        return use.frequency, use.last
 
     def residents(self) -> tuple[ExpertId, ...]:
         """All experts that have a slab, those in flight included."""

@@ -6,7 +6,7 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ BLOCK = 4096  # alignment of offset, length and memory that every O_DIRECT file 
 STAGING_BYTES = 4 << 20  # the longest direct read: longer ones gain nothing more
 _PROBE_BYTES = 16 * BLOCK
 _MAX_BUFFERS = 1024  # IOV_MAX on Linux
+_UNSTAGED_BYTES = 64 << 10  # from here on two small reads at the edges cost less than copying what lies between
 
 
 class StagingPool:
@@ -48,11 +49,13 @@ class ExpertFile:
         """Raises CheckpointError when the file is missing or shorter than `needed_bytes`."""
         self.path = path
         self._direct: int | None = None
+        self._anywhere = False  # direct reads may end in memory of any alignment
         try:
             self._buffered = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise CheckpointError(f"{path} cannot be opened: {error.strerror}. Is the checkpoint complete?") from error
-        size = os.fstat(self._buffered).st_size
+        self._state = self._now()
+        size = self._state[0]
         if size < needed_bytes:
             self.close()
             raise CheckpointError(
@@ -64,6 +67,11 @@ class ExpertFile:
     def direct(self) -> bool:
         """Whether reads go past the page cache."""
         return self._direct is not None
+
+    @property
+    def changed(self) -> bool:
+        """Whether somebody has written to the file since it was opened."""
+        return self._now() != self._state
 
     def close(self) -> None:
         """Close the file; twice is harmless. No read may be going on."""
@@ -79,12 +87,16 @@ class ExpertFile:
             return "this system has no O_DIRECT"
         try:
             self._direct = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | flag)
-            reason = None if self._same_both_ways(offset, staging) else "it returned other bytes than a normal read"
+            reason = None if self._same_both_ways(offset, staging, 0) else "it returned other bytes than a normal read"
         except OSError as error:
             reason = error.strerror or str(error)
         if reason and self._direct is not None:
             os.close(self._direct)
             self._direct = None
+        if self._direct is not None:
+            os.posix_fadvise(self._buffered, 0, 0, os.POSIX_FADV_RANDOM)  # what is read here are edges of one block
+            with suppress(OSError):  # EINVAL: an older kernel, or a device that wants aligned memory
+                self._anywhere = self._same_both_ways(offset, staging, -offset % BLOCK)
         return reason
 
     def read(self, offset: int, buffers: Sequence[memoryview], staging: StagingPool) -> None:
@@ -94,18 +106,28 @@ class ExpertFile:
                 self._read_plain(self._buffered, offset, buffers)
             elif _aligned(offset, buffers):
                 self._read_plain(self._direct, offset, buffers)
+            elif self._anywhere and min(map(len, buffers)) >= _UNSTAGED_BYTES:
+                for buffer in buffers:
+                    self._read_unstaged(self._direct, offset, buffer)
+                    offset += len(buffer)
             else:
                 with staging.borrow() as block:
                     self._read_staged(self._direct, offset, buffers, block)
         except OSError as error:
             raise CheckpointError(f"{self.path} cannot be read at byte {offset}: {error.strerror or error}") from error
 
-    def _same_both_ways(self, offset: int, staging: StagingPool) -> bool:
+    def _now(self) -> tuple[int, int]:
+        state = os.fstat(self._buffered)
+        return state.st_size, state.st_mtime_ns
+
+    def _same_both_ways(self, offset: int, staging: StagingPool, shift: int) -> bool:
+        """Whether a direct read into memory that is `shift` bytes off a page's start brings the same bytes."""
         assert self._direct is not None
         start = offset - offset % BLOCK
         with staging.borrow() as block:
-            got = os.preadv(self._direct, [block[:_PROBE_BYTES]], start)
-            return got > 0 and bytes(block[:got]) == os.pread(self._buffered, got, start)
+            room = min(_PROBE_BYTES, len(block) - BLOCK)
+            got = os.preadv(self._direct, [block[shift : shift + room]], start)
+            return got > 0 and bytes(block[shift : shift + got]) == os.pread(self._buffered, got, start)
 
     def _read_plain(self, fd: int, offset: int, buffers: Sequence[memoryview]) -> None:
         left = list(buffers)
@@ -115,6 +137,17 @@ class ExpertFile:
                 raise self._ended(offset)
             offset += got
             left = _after(left, got)
+            if left and fd == self._direct and got % BLOCK:
+                raise self._ended(offset)  # only the end of a file cuts a direct read within a block
+
+    def _read_unstaged(self, fd: int, offset: int, buffer: memoryview) -> None:
+        """Whole blocks straight to their place, the edges through the page cache: nothing large is copied."""
+        end = offset + len(buffer)
+        first, last = -(-offset // BLOCK) * BLOCK, end - end % BLOCK
+        self._read_plain(fd, first, [buffer[first - offset : last - offset]])
+        for start, stop in ((offset, first), (last, end)):
+            if stop > start:
+                self._read_plain(self._buffered, start, [buffer[start - offset : stop - offset]])
 
     def _read_staged(self, fd: int, offset: int, buffers: Sequence[memoryview], block: memoryview) -> None:
         """Read whole blocks around the wanted bytes and copy these out."""

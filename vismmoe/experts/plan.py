@@ -24,6 +24,30 @@ _DOUBLE_BUFFER = 2  # layers' worth of slabs that stay slabs when the cycle does
 
 
 @dataclass(frozen=True)
+class Machine:
+    """What there is: bytes that this process may still take, after cgroups; None where nobody can tell."""
+
+    device_bytes: int | None = None
+    host_bytes: int | None = None
+    unified: bool = False  # both are the same memory: a CPU, an integrated GPU
+
+    @property
+    def shared_bytes(self) -> int | None:
+        """What device and host may take together; None when each has its own."""
+        told = [size for size in (self.device_bytes, self.host_bytes) if size is not None]
+        return min(told, default=None) if self.unified else None
+
+    def room_for_device(self, host_bytes: int) -> int | None:
+        """Bytes that are left to the device beside `host_bytes` of copies in host memory."""
+        if not self.unified:
+            return self.device_bytes
+        return None if self.shared_bytes is None else self.shared_bytes - host_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        return {"device_bytes": self.device_bytes, "host_bytes": self.host_bytes, "unified": self.unified}
+
+
+@dataclass(frozen=True)
 class MemoryPlan:
     """Where every byte goes; budgets and parts in bytes, layers and slabs in counts."""
 
@@ -37,6 +61,7 @@ class MemoryPlan:
     host: dict[str, int]  # expert_copies
     disk: dict[str, int]  # experts: those that are read from disk whenever they are needed
     warnings: tuple[str, ...]
+    machine: Machine = Machine()
 
     @property
     def planned_bytes(self) -> int:
@@ -60,6 +85,7 @@ class MemoryPlan:
             "slabs": self.slabs,
             "cycle_slabs": self.cycle_slabs,
             "warnings": list(self.warnings),
+            "machine": self.machine.to_json(),
         }
 
 
@@ -70,9 +96,11 @@ def plan_memory(
     host_budget_bytes: int,
     prefix_layers: int,
     context_tokens: int,
+    machine: Machine = Machine(),
 ) -> MemoryPlan:
     """Divide the device budget (None: as much as it takes) and the host budget, for a context of `context_tokens`.
 
+    What the machine has not is not planned with: a larger budget is cut, with a warning.
     Raises BudgetError below the minimum, UsageError for counts that make no sense.
     """
     _check(sizes, host_budget_bytes, prefix_layers, context_tokens)
@@ -86,13 +114,21 @@ def plan_memory(
     budget = everything if device_budget_bytes is None else device_budget_bytes
     if budget < minimum:
         raise BudgetError(_refusal(budget, minimum, everything, fixed, prefix_layers * layer_bytes))
+    host_budget_bytes, cut_host = _cut_host(host_budget_bytes, sizes, machine, minimum)
+    room = machine.room_for_device(min(host_budget_bytes, everything - base))
+    cut: tuple[str, ...] = ()
+    if room is not None and room < min(budget, everything):
+        if room < minimum:
+            raise BudgetError(_no_room(room, minimum, machine))
+        cut = (_cut_device(budget, room, device_budget_bytes is not None),)
+        budget = room
     pinned, slabs = sizes.moe_layers, 0
     if budget < everything:
         spare = (budget - base) // sizes.expert_bytes - prefix_layers * sizes.experts_per_layer
         pinned, slabs = _divide(sizes, spare, prefix_layers)
     planned = fixed | {"pinned_experts": pinned * layer_bytes, "slabs": slabs * sizes.expert_bytes}
     cycle = sizes.top_k * (sizes.moe_layers - pinned)
-    copies, left = _host_copies(sizes, pinned, host_budget_bytes)
+    copies, left = _host_copies(sizes, pinned, slabs, host_budget_bytes)
     return MemoryPlan(
         minimum_bytes=minimum,
         all_resident_bytes=everything,
@@ -103,7 +139,8 @@ def plan_memory(
         cycle_slabs=cycle,
         host={"expert_copies": copies},
         disk={"experts": left},
-        warnings=_warnings(slabs, cycle, budget, sizes),
+        warnings=(*cut_host, *cut, *_warnings(slabs, cycle, budget, sizes)),
+        machine=machine,
     )
 
 
@@ -136,10 +173,39 @@ def _divide(sizes: ModelBytes, spare: int, prefix_layers: int) -> tuple[int, int
     return prefix_layers + more, spare - more * sizes.experts_per_layer
 
 
-def _host_copies(sizes: ModelBytes, pinned_layers: int, host_budget_bytes: int) -> tuple[int, int]:
-    """(bytes of experts with a copy in host memory, bytes of experts that only the disk holds)."""
+def _cut_host(host_bytes: int, sizes: ModelBytes, machine: Machine, minimum: int) -> tuple[int, tuple[str, ...]]:
+    """Host budget that there is, and a warning if less than asked for. The device's minimum goes first."""
+    host_bytes = min(host_bytes, sizes.moe_layers * sizes.experts_per_layer * sizes.expert_bytes)
+    room = machine.host_bytes
+    if machine.shared_bytes is not None:
+        room = max(0, machine.shared_bytes - minimum)
+    if room is None or host_bytes <= room:
+        return host_bytes, ()
+    beside = " beside the least that the device needs" if machine.unified else ""
+    return room, (f"--host-memory is cut to {_bytes(room)}: more is not left to this process{beside}.",)
+
+
+def _cut_device(budget: int, room: int, asked: bool) -> str:
+    what = "--device-memory" if asked else "What the whole model needs"
+    return f"{what} ({_bytes(budget)}) is cut to {_bytes(room)}: more is not left to this process."
+
+
+def _no_room(room: int, minimum: int, machine: Machine) -> str:
+    whose = "of the memory that device and host share" if machine.unified else "on the device"
+    return (
+        f"This request needs at least {_bytes(minimum)} {whose}, and only {_bytes(max(0, room))} are left to this "
+        "process (free memory, or the limit of its cgroup). End other programs, raise the limit, or give a shorter "
+        "context, a smaller image or fewer prefix layers."
+    )
+
+
+def _host_copies(sizes: ModelBytes, pinned_layers: int, slabs: int, host_budget_bytes: int) -> tuple[int, int]:
+    """(bytes of experts with a copy in host memory, bytes of experts that only the disk holds).
+
+    What lies in a slab has no copy, so that more copies than the other experts would stay empty.
+    """
     offloaded = (sizes.moe_layers - pinned_layers) * sizes.experts_per_layer
-    copies = min(offloaded, host_budget_bytes // sizes.expert_bytes)
+    copies = min(max(0, offloaded - slabs), host_budget_bytes // sizes.expert_bytes)
     return copies * sizes.expert_bytes, (offloaded - copies) * sizes.expert_bytes
 
 

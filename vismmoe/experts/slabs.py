@@ -20,7 +20,8 @@ class SlabPool:
     wherever it lies, which is what keeps streamed and resident answers byte-identical.
     """
 
-    def __init__(self, count: int, layout: ExpertLayout, device: torch.device | str = "cpu") -> None:
+    def __init__(self, count: int, layout: ExpertLayout, device: torch.device | str = "cpu", pin: bool = False) -> None:
+        """pin: in page-locked memory, for copies to a GPU; RuntimeError where that is not to be had."""
         self.count = count
         self.expert_bytes = layout.expert_bytes
         self.device = torch.device(device)
@@ -28,7 +29,7 @@ class SlabPool:
         # A stride of whole cache lines gives each weight the same alignment in every slab: matrix kernels may pick
         # another path, with other rounding, when alignment differs.
         stride = -(-layout.expert_bytes // _CACHE_LINE) * _CACHE_LINE
-        block = torch.empty(count * stride + PAGE, dtype=torch.uint8, device=self.device)
+        block = torch.empty(count * stride + PAGE, dtype=torch.uint8, device=self.device, pin_memory=pin and count > 0)
         start = -block.data_ptr() % PAGE
         self._slabs = block[start : start + count * stride].view(count, stride)[:, : layout.expert_bytes]
         self._weights: list[dict[str, torch.Tensor] | None] = [None] * count

@@ -1,4 +1,8 @@
-"""Expert masters: byte ranges of the checkpoint, read-only, with copies in host memory where there is room for them."""
+"""Expert masters: byte ranges of the checkpoint, read-only.
+
+What is read again must be what was read before: each expert's sum is kept from its first read. An expert that is read
+for the first time after somebody wrote to its file is refused, since nobody can say what it was.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from vismmoe.errors import CheckpointError
 from vismmoe.experts.files import ExpertFile, StagingPool
-from vismmoe.experts.host import HostCopies
 from vismmoe.experts.pace import Pace
 from vismmoe.types import ExpertId, ExpertLayout
 
@@ -40,15 +44,14 @@ class ExpertStore:
         self,
         layout: ExpertLayout,
         files: Mapping[Path, ExpertFile],
-        host: HostCopies | None,
         fallbacks: list[str],
         pace: Pace | None = None,
     ) -> None:
         self.layout = layout
         self.fallbacks = fallbacks  # what was asked for and is done differently, each said once
         self._files = tuple(files.values())
-        self._host = host
         self._pace = pace
+        self._sums: dict[ExpertId, int] = {}
         self._staging = StagingPool(layout.expert_bytes)
         number = {path: index for index, path in enumerate(files)}
         self._pieces = {
@@ -57,18 +60,11 @@ class ExpertStore:
         }
 
     @classmethod
-    def open(
-        cls,
-        layout: ExpertLayout,
-        host_bytes: int = 0,
-        direct_io: DirectIO = "auto",
-        disk_rate: int | None = None,
-    ) -> ExpertStore:
+    def open(cls, layout: ExpertLayout, direct_io: DirectIO = "auto", disk_rate: int | None = None) -> ExpertStore:
         """Open the checkpoint's files and check that they are as long as the layout says. Raises CheckpointError.
 
-        host_bytes: memory for copies of experts, filled as they are read. direct_io: past the page cache: always where
-        the file system can, never, or "auto": where the experts are large enough to gain from it.
-        disk_rate: bytes a second that reads from disk are slowed down to; those of keep=False are not.
+        direct_io: past the page cache: always where the file system can, never, or "auto": where the experts are large
+        enough to gain from it. disk_rate: bytes a second that reads are slowed down to; those of paced=False are not.
         """
         _check(layout)
         files: dict[Path, ExpertFile] = {}
@@ -77,50 +73,29 @@ class ExpertStore:
                 files[path] = ExpertFile(path, needed)
             direct = direct_io == "on" or (direct_io == "auto" and layout.expert_bytes >= _DIRECT_FROM_BYTES)
             fallbacks = _turn_direct_on(files, layout) if direct else []
-            capacity = min(host_bytes // layout.expert_bytes, len(layout.ranges))
-            host = HostCopies(capacity, layout.expert_bytes) if capacity else None
         except BaseException:
             for file in files.values():
                 file.close()
             raise
-        return cls(layout, files, host, fallbacks, Pace(disk_rate) if disk_rate else None)
-
-    @property
-    def host_experts(self) -> int:
-        """How many experts have a copy in host memory now."""
-        return len(self._host) if self._host else 0
+        return cls(layout, files, fallbacks, Pace(disk_rate) if disk_rate else None)
 
     @property
     def direct(self) -> bool:
         """Whether every file is read past the page cache."""
         return all(file.direct for file in self._files)
 
-    def read_into(self, expert: ExpertId, slab: torch.Tensor, keep: bool = True) -> int:
-        """Fill the slab, (expert_bytes,) uint8 on the CPU. Returns the bytes that came from disk, 0 for a host copy.
+    def read_into(self, expert: ExpertId, slab: torch.Tensor, paced: bool = True) -> None:
+        """Fill the slab, (expert_bytes,) uint8 on the CPU. Raises CheckpointError."""
+        self.read_batch([(expert, slab.numpy().data)], paced)
 
-        keep=False makes no host copy: for experts that stay resident anyway. Raises CheckpointError.
-        """
-        return self.read_batch([(expert, slab.numpy().data)], keep)[0]
-
-    def read_batch(self, items: Sequence[tuple[ExpertId, memoryview]], keep: bool = True) -> list[int]:
-        """The same for several experts: what lies side by side in a file is read at one go. Bytes from disk of each."""
-        from_disk = list(items)
-        if self._host is not None:
-            from_disk = [item for item in items if not self._host.copy_into(*item)]
-        reads = [read for expert, slab in from_disk for read in self._reads(expert, slab)]
-        reads.sort(key=lambda read: read[:2])
+    def read_batch(self, items: Sequence[tuple[ExpertId, memoryview]], paced: bool = True) -> None:
+        """The same for several experts: what lies side by side in a file is read at one go."""
         began = time.perf_counter()
-        for run in _runs(reads):
-            self._files[run[0].file].read(run[0].offset, [read.buffer for read in run], self._staging)
-        if self._pace is not None and from_disk and keep:
-            self._pace.wait(len(from_disk) * self.layout.expert_bytes, began)
-        if self._host is not None and keep:
-            for expert, slab in from_disk:
-                self._host.keep(expert, slab)
-        if len(from_disk) == len(items):
-            return [self.layout.expert_bytes] * len(items)
-        read_now = {expert for expert, _ in from_disk}
-        return [self.layout.expert_bytes if expert in read_now else 0 for expert, _ in items]
+        self._read(items)
+        for expert, slab in items:
+            self._verify(expert, slab)
+        if self._pace is not None and paced:
+            self._pace.wait(len(items) * self.layout.expert_bytes, began)
 
     def close(self) -> None:
         """Close the files; twice is harmless. Close the transfers before: no read may be going on."""
@@ -133,11 +108,40 @@ class ExpertStore:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _read(self, items: Sequence[tuple[ExpertId, memoryview]]) -> None:
+        reads = [read for expert, slab in items for read in self._reads(expert, slab)]
+        reads.sort(key=lambda read: read[:2])
+        for run in _runs(reads):
+            self._files[run[0].file].read(run[0].offset, [read.buffer for read in run], self._staging)
+
+    def _verify(self, expert: ExpertId, slab: memoryview) -> None:
+        files = [self._files[number] for number in dict.fromkeys(piece.file for piece in self._pieces[expert])]
+        expected, found = self._sums.get(expert), _sum(slab)
+        if expected is None:
+            for file in files:
+                if file.changed:
+                    raise CheckpointError(f"{file.path} was written to while it is in use: load the model again.")
+            self._sums[expert] = found
+        elif found != expected:
+            self._read([(expert, slab)])  # once more: what the bus or the drive garbled is right the second time
+            if _sum(slab) != expected:
+                raise CheckpointError(
+                    f"Expert {expert.expert} of layer {expert.layer} has other bytes than when it was read first: "
+                    f"{' or '.join(str(file.path) for file in files)} was changed or is damaged. Fetch it again."
+                )
+
     def _reads(self, expert: ExpertId, slab: memoryview) -> Iterator[_Read]:
         start = 0
         for piece in self._pieces[expert]:
             yield _Read(piece.file, piece.offset, slab[start : start + piece.length])
             start += piece.length
+
+
+def _sum(slab: memoryview) -> int:
+    """A change of any one bit changes it."""
+    data = np.frombuffer(slab, np.uint8)
+    whole = len(data) - len(data) % 8
+    return int(np.add.reduce(data[:whole].view(np.uint64))) ^ int(np.add.reduce(data[whole:], dtype=np.uint64))
 
 
 def _runs(reads: Sequence[_Read]) -> Iterator[list[_Read]]:

@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from vismmoe.errors import CheckpointError, UsageError, VisMMoEError
+from vismmoe.experts.host import HostTier
 from vismmoe.experts.slabs import SlabPool
 from vismmoe.experts.tickets import State, Ticket, TicketQueue
 from vismmoe.types import ExpertId
@@ -51,8 +53,8 @@ class Transfers(Protocol):
 class Masters(Protocol):
     """Where experts come from: an ExpertStore, or a slow or failing one in tests."""
 
-    def read_batch(self, items: Sequence[tuple[ExpertId, memoryview]], keep: bool = True) -> list[int]:
-        """Fill each memory with its expert; bytes from disk of each."""
+    def read_batch(self, items: Sequence[tuple[ExpertId, memoryview]]) -> None:
+        """Fill each memory with its expert."""
 
 
 class CpuTransfers:
@@ -60,14 +62,18 @@ class CpuTransfers:
 
     One thread (the one that computes) gives orders; any may wait. An expert has one open transfer at the most: it is
     open until it was waited for, drained or dropped. Use it as a context manager, or close() it at the end.
+
+    host: what a slab held before goes there, and what lies there is not read again.
     """
 
-    def __init__(self, store: Masters, slabs: SlabPool, readers: int = 1) -> None:
+    def __init__(self, store: Masters, slabs: SlabPool, readers: int = 1, host: HostTier | None = None) -> None:
         if readers < 1:
             raise UsageError(f"readers is {readers}: give 1 or more threads that read experts.")
         self.fallbacks: list[str] = []
         self._store = store
         self._slabs = slabs
+        self._host = host
+        self._holds: dict[int, ExpertId] = {}  # slab -> the expert whose bytes lie in it
         self._batch = batch_size(slabs.expert_bytes)
         self._queue = TicketQueue(self._batch)
         self._open: dict[ExpertId, Ticket] = {}
@@ -221,8 +227,9 @@ class CpuTransfers:
         if not batch:
             return
         try:
-            for ticket, count in zip(batch, self._load(batch), strict=True):
-                ticket.bytes_read = count
+            self._load(batch)
+            for ticket in batch:
+                self._holds[ticket.slot] = ticket.expert
                 ticket.filled = True
         except Exception as error:
             if len(batch) > 1:  # one by one, so that only those fail that have to
@@ -231,8 +238,37 @@ class CpuTransfers:
             else:
                 batch[0].error = _told(batch[0].expert, error)
 
-    def _load(self, batch: list[Ticket]) -> list[int]:
-        return self._store.read_batch([(ticket.expert, self._slabs.buffer(ticket.slot)) for ticket in batch])
+    def _load(self, batch: list[Ticket]) -> None:
+        """Fill the slabs of the batch; what they held before goes to the host tier, what lies there comes up."""
+        missing = batch
+        if self._host is not None:
+            for ticket in batch:
+                self._put_down(ticket, self._host)
+            missing = [ticket for ticket in batch if not self._bring_up(ticket, self._host)]
+        self._read(missing)
+        for ticket in missing:
+            ticket.bytes_read = self._slabs.expert_bytes
+
+    def _put_down(self, ticket: Ticket, host: HostTier) -> None:
+        leaving = self._holds.pop(ticket.slot, None)
+        if leaving is not None:
+            host.offer(leaving, lambda row: self._copy_out(ticket, row))
+
+    def _bring_up(self, ticket: Ticket, host: HostTier) -> bool:
+        with host.moving_up(ticket.expert) as row:
+            if row is not None:
+                self._copy_in(ticket, row)
+            return row is not None
+
+    def _copy_out(self, ticket: Ticket, row: torch.Tensor) -> None:
+        _copy(row, self._slabs.bytes(ticket.slot))
+
+    def _copy_in(self, ticket: Ticket, row: torch.Tensor) -> None:
+        _copy(self._slabs.bytes(ticket.slot), row)
+
+    def _read(self, batch: list[Ticket]) -> None:
+        if batch:
+            self._store.read_batch([(ticket.expert, self._slabs.buffer(ticket.slot)) for ticket in batch])
 
     def _before_overwrite(self, ticket: Ticket) -> None:
         """The slab is about to be filled anew."""
@@ -242,6 +278,11 @@ class CpuTransfers:
 
     def _is_filled(self, ticket: Ticket) -> bool:
         return True
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """numpy copies without the GIL and without waking torch's threads, which are computing."""
+    np.copyto(target.numpy(), source.numpy())
 
 
 def _told(expert: ExpertId, error: Exception) -> VisMMoEError:
@@ -259,22 +300,40 @@ class CudaTransfers(CpuTransfers):
     slab when the order was given, and what is launched after wait() starts after the copy.
     """
 
-    def __init__(self, store: Masters, slabs: SlabPool, readers: int = 1) -> None:
+    def __init__(self, store: Masters, slabs: SlabPool, readers: int = 1, host: HostTier | None = None) -> None:
         self._device = slabs.device
         self._copies = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._stages: list[_Stage] = []  # free ones; as many exist as threads that read at the same time
         self._pin = True
-        super().__init__(store, slabs, readers)
+        super().__init__(store, slabs, readers, host)
 
     def close(self) -> None:
         """Also waits for the last copy, whose memory may then be freed."""
         super().close()
         self._copies.synchronize()
 
-    def _load(self, batch: list[Ticket]) -> list[int]:
+    def _copy_out(self, ticket: Ticket, row: torch.Tensor) -> None:
+        self._copy_now(ticket, row, self._slabs.bytes(ticket.slot))
+
+    def _copy_in(self, ticket: Ticket, row: torch.Tensor) -> None:
+        ticket.event = self._copy_now(ticket, self._slabs.bytes(ticket.slot), row)
+
+    def _copy_now(self, ticket: Ticket, target: torch.Tensor, source: torch.Tensor) -> torch.cuda.Event:
+        """Copy once the slab is free; returns when the copy is done, since the row may go to another expert then."""
+        with torch.cuda.stream(self._copies):
+            if ticket.event is not None:
+                self._copies.wait_event(ticket.event)
+            target.copy_(source, non_blocking=True)
+            done: torch.cuda.Event = self._copies.record_event()
+        done.synchronize()  # this reader waits, nobody else
+        return done
+
+    def _read(self, batch: list[Ticket]) -> None:
+        if not batch:
+            return
         stage = self._borrow()
         try:
-            counts = self._store.read_batch([(t.expert, stage.rows[i]) for i, t in enumerate(batch)])
+            self._store.read_batch([(t.expert, stage.rows[i]) for i, t in enumerate(batch)])
             with torch.cuda.stream(self._copies):
                 for row, ticket in enumerate(batch):
                     if ticket.event is not None:
@@ -287,7 +346,6 @@ class CudaTransfers(CpuTransfers):
         finally:
             with self._lock:
                 self._stages.append(stage)
-        return counts
 
     def _borrow(self) -> _Stage:
         with self._lock:

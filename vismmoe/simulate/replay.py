@@ -14,7 +14,7 @@ from vismmoe.errors import BudgetError, UsageError
 from vismmoe.experts.cache import ExpertCache
 from vismmoe.experts.policies import DEFAULT_POLICY, get_policy
 from vismmoe.metrics import PhaseCounters
-from vismmoe.prefetch import Prefetcher, Watchdog
+from vismmoe.prefetch import Prefetcher
 from vismmoe.session import Clock
 from vismmoe.simulate.belady import BeladyCache
 from vismmoe.simulate.foresight import Foresight
@@ -26,6 +26,7 @@ from vismmoe.sizes import format_size
 from vismmoe.trace import TraceSet
 from vismmoe.traffic import ExpertTraffic
 from vismmoe.types import ExpertId, LayerState, ModelSpec, Phase
+from vismmoe.watchdog import Watchdog
 
 LOOKAHEAD_TOP = 20  # B, as the runtime's default
 

@@ -70,7 +70,7 @@ class FakeStore:
     started: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     batches: list[tuple[str, list[ExpertId]]] = field(default_factory=list)
 
-    def read_batch(self, items: Sequence[tuple[ExpertId, memoryview]], keep: bool = True) -> list[int]:
+    def read_batch(self, items: Sequence[tuple[ExpertId, memoryview]]) -> None:
         self.batches.append((threading.current_thread().name, [expert for expert, _ in items]))
         self.started.release()
         assert self.gate.wait(20)
@@ -80,7 +80,6 @@ class FakeStore:
             if expert in self.broken:
                 raise self.error
             slab[len(slab) // 2 :] = self.pattern(expert, len(slab) - len(slab) // 2)
-        return [len(slab) for _, slab in items]
 
     @staticmethod
     def pattern(expert: ExpertId, length: int) -> bytes:

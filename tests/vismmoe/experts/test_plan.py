@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vismmoe.errors import BudgetError, UsageError
-from vismmoe.experts.plan import MemoryPlan, plan_memory
+from vismmoe.experts.plan import Machine, MemoryPlan, plan_memory
 from vismmoe.types import ModelBytes
 
 # Qwen3-VL-30B-A3B in bf16: 48 layers, 128 experts of 9.44 MB, top-8.
@@ -176,4 +176,42 @@ def test_counts_that_make_no_sense_are_usage_errors(prefix: int, host: int, cont
 def test_json_has_the_promised_keys() -> None:
     found = plan(LARGE, None).to_json()
     assert {"minimum_bytes", "all_resident_bytes", "planned"} <= set(found["device"])
-    assert {"device", "host", "disk", "pinned_layers", "slabs", "cycle_slabs", "warnings"} == set(found)
+    assert {"device", "host", "disk", "pinned_layers", "slabs", "cycle_slabs", "warnings", "machine"} == set(found)
+
+
+@calm
+@given(models(), st.integers(0, 300_000), st.integers(0, 300_000), st.integers(0, 300_000), st.booleans())
+def test_no_more_is_planned_than_the_machine_has(
+    model: tuple[ModelBytes, int], extra: int, host: int, device_room: int, unified: bool
+) -> None:
+    sizes, prefix = model
+    least = plan(sizes, None, prefix).minimum_bytes
+    machine = Machine(device_room, device_room if unified else 70_000, unified)
+
+    def made(budget: int | None) -> MemoryPlan:
+        return plan_memory(
+            sizes, device_budget_bytes=budget, host_budget_bytes=host, prefix_layers=prefix, context_tokens=0,
+            machine=machine,
+        )  # fmt: skip
+
+    for budget in (least + extra, None):
+        if device_room < least:
+            with pytest.raises(BudgetError, match=f"at least {least} bytes"):
+                made(budget)
+            continue
+        found = made(budget)
+        copies = found.host["expert_copies"]
+        assert found.planned_bytes + copies * unified <= device_room
+        assert copies <= min(host, 70_000 if not unified else host)
+        asked = found.all_resident_bytes if budget is None else budget
+        assert any("cut to" in told for told in found.warnings) or found.budget_bytes == asked
+
+
+def test_one_memory_is_one_budget() -> None:
+    machine = Machine(20 * 10**9, 20 * 10**9, unified=True)
+    found = plan_memory(
+        LARGE, device_budget_bytes=16 * 10**9, host_budget_bytes=10 * 10**9, prefix_layers=4, context_tokens=100,
+        machine=machine,
+    )  # fmt: skip
+    assert found.planned_bytes + found.host["expert_copies"] <= 20 * 10**9
+    assert len([told for told in found.warnings if "cut to" in told]) == 1

@@ -13,6 +13,7 @@ import torch
 from vismmoe.errors import CheckpointError, UsageError
 from vismmoe.experts import transfers as transfers_module
 from vismmoe.experts.cache import ExpertCache
+from vismmoe.experts.host import HostTier
 from vismmoe.experts.slabs import SlabPool
 from vismmoe.experts.store import ExpertStore
 from vismmoe.experts.transfers import CpuTransfers, CudaTransfers
@@ -355,12 +356,11 @@ def test_random_layers_over_a_slow_and_failing_disk_never_see_wrong_bytes_and_ne
 def test_the_real_store_feeds_the_slabs_through_evictions(make_masters: Callable[..., Any]) -> None:
     masters = make_masters(layers=3, experts=8)
     for direct_io in ("on", "off"):
-        pool = SlabPool(5, masters.layout)
+        pool, cache = SlabPool(5, masters.layout), ExpertCache(5, reserve=2)
         with (
-            ExpertStore.open(masters.layout, 4 * masters.layout.expert_bytes, direct_io) as store,  # type: ignore[arg-type]
-            CpuTransfers(store, pool, readers=2) as transfers,
+            ExpertStore.open(masters.layout, direct_io) as store,  # type: ignore[arg-type]
+            CpuTransfers(store, pool, readers=2, host=HostTier(4, masters.layout, cache.frequency)) as transfers,
         ):
-            cache = ExpertCache(5, reserve=2)
 
             def check(expert: ExpertId, slot: int, pool: SlabPool = pool) -> bool:
                 return bytes(pool.buffer(slot)) == masters.truth[expert]
@@ -397,7 +397,7 @@ def test_experts_arrive_on_the_device_through_pinned_staging(make_masters: Calla
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_slab_is_not_overwritten_while_the_device_still_computes_with_it(plain_layout: Callable[..., Any]) -> None:
     class Ones:
-        def read_batch(self, items: Any, keep: bool = True) -> list[int]:
+        def read_batch(self, items: Any) -> None:
             for _, slab in items:
                 slab[:] = b"\1" * len(slab)
             return [len(slab) for _, slab in items]
