@@ -18,13 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from vismmoe.config import REFERENCE_MODEL, resolve_model
+from vismmoe.config import REFERENCE_MODEL, EngineConfig
+from vismmoe.engine import Engine
 from vismmoe.experts.cache import ExpertCache
 from vismmoe.experts.policies import POLICIES
-from vismmoe.models.catalogue import default_prefix_layers
-from vismmoe.models.checkpoint import Checkpoint, open_checkpoint
 from vismmoe.talk import table
 from vismmoe.trace import read_traces
 from vismmoe.types import ExpertId
@@ -43,18 +40,18 @@ class Forward:
     lasting: frozenset[ExpertId]  # experts of its last token
 
 
-def forwards_of(folders: Sequence[Path], checkpoint: Checkpoint) -> list[Forward]:
+def forwards_of(folders: Sequence[Path], engine: Engine) -> list[Forward]:
     """The log's rows of the layers after the prefix, in the order in which they ran."""
-    traces = read_traces(folders)
-    deep = checkpoint.spec.moe_layers[default_prefix_layers(checkpoint.family, len(checkpoint.spec.moe_layers)) :]
-    routers = {layer: _router(checkpoint, layer) for layer in deep}
+    traces, spec = read_traces(folders), engine.spec
+    deep = spec.moe_layers[engine.prefix_layers :]
+    routers = {layer: engine.routers[layer] for layer in deep}
     found = []
     for row in range(len(traces)):
         layer = int(traces.layer[row])
         if layer not in routers:
             continue
         needed = tuple(ExpertId(layer, e) for e in traces.counts[row].nonzero().flatten().tolist())
-        last = (routers[layer] @ traces.token[row].float()).topk(checkpoint.spec.top_k).indices.tolist()
+        last = (routers[layer] @ traces.token[row].float()).topk(spec.top_k).indices.tolist()
         lasting = frozenset(ExpertId(layer, e) for e in last) & frozenset(needed)
         found.append(Forward(bool(traces.decode[row]), layer == deep[0], layer, needed, lasting))
     return found
@@ -82,12 +79,6 @@ def hit_rates(forwards: Sequence[Forward], slabs: int, policy: str, top_k: int) 
         if not forward.decode or slabs < cycle:
             cache.begin_step()
     return hits[0] / accesses[0], hits[1] / accesses[1]
-
-
-def _router(checkpoint: Checkpoint, layer: int) -> torch.Tensor:
-    """(E, H) float32."""
-    family = checkpoint.family
-    return checkpoint.backbone[f"{family.layers}.{layer}.{family.router}.weight"].read().float()
 
 
 def _load(cache: ExpertCache, waiting: list[tuple[ExpertId, bool]], held: list[ExpertId]) -> None:
@@ -140,15 +131,14 @@ def main() -> None:
     parser.add_argument("--slabs", nargs="+", type=int, default=[32, 64, 96, 128, 256, 512])
     parser.add_argument("--json", type=Path, help="write the rows here too")
     asked = parser.parse_args()
-    torch.set_num_threads(1)
-    checkpoint = open_checkpoint(resolve_model(asked.model))
-    forwards = forwards_of(asked.traces, checkpoint)
-    found = list(rows(forwards, asked.slabs, checkpoint.spec.top_k))
+    with Engine.load(EngineConfig(model=asked.model)) as engine:
+        forwards, spec = forwards_of(asked.traces, engine), engine.spec
+    found = list(rows(forwards, asked.slabs, spec.top_k))
     deep = len({forward.layer for forward in forwards})
     steps = sum(forward.first and forward.decode for forward in forwards)
     print(
         f"{sum(f.first and not f.decode for f in forwards)} prefills and {steps} decoded tokens through {deep} layers "
-        f"of {checkpoint.spec.num_experts} experts, top-{checkpoint.spec.top_k}; hit rate prefill / decode\n"
+        f"of {spec.num_experts} experts, top-{spec.top_k}; hit rate prefill / decode\n"
     )
     by_policy = {name: [f"{r['prefill']:.3f} / {r['decode']:.3f}" for r in found if r["policy"] == name]
                  for name in dict.fromkeys(r["policy"] for r in found)}  # fmt: skip

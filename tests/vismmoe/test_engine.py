@@ -86,7 +86,8 @@ def test_experts_in_host_memory_change_no_bit_run_there_or_moved_up(
         assert again.same_bits(resident), "the second request on the same engine"
     assert 0 < told.result.memory.host_peak_bytes <= copies * size
     experts = again.result.experts
-    assert (experts.prefill.cpu_runs + experts.decode.cpu_runs > 0) == (hybrid == "auto")
+    if copies > 1:
+        assert (experts.prefill.cpu_runs + experts.decode.cpu_runs > 0) == (hybrid == "auto")
     for phase in (experts.prefill, experts.decode):
         assert phase.accesses == phase.hits + phase.demand_loads + phase.cpu_runs
 

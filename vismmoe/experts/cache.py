@@ -216,10 +216,9 @@ class ExpertCache:
         resident = self._residents.get(expert)
         return resident is not None and resident.in_flight
 
-    def frequency(self, expert: ExpertId) -> tuple[float, float]:
-        """How often it was used, old uses faded, and when last: comparable between experts, resident or not."""
-        use = self._uses.get(expert, _NEVER)
-        return use.frequency, use.last
+    def frequency(self, expert: ExpertId) -> float:
+        """How often it was used, old uses faded: comparable between experts, resident or not."""
+        return self._uses.get(expert, _NEVER).frequency
 
     def residents(self) -> tuple[ExpertId, ...]:
         """All experts that have a slab, those in flight included."""

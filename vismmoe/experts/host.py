@@ -17,7 +17,7 @@ from vismmoe.errors import BudgetError
 from vismmoe.experts.slabs import SlabPool
 from vismmoe.types import ExpertId, ExpertLayout
 
-Worth = Callable[[ExpertId], tuple[float, float]]  # who is worth least makes room
+Worth = Callable[[ExpertId], float]  # who is worth least makes room
 
 
 class HostTier:
@@ -33,7 +33,7 @@ class HostTier:
         self._free = list(range(capacity - 1, -1, -1))
         self._row_of: dict[ExpertId, int] = {}
         self._busy: dict[ExpertId, int] = {}  # how many use the row now
-        self._order: list[tuple[tuple[float, float], ExpertId]] = []  # worth when it was looked at last
+        self._order: list[tuple[float, ExpertId]] = []  # worth when it was looked at last
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class HostTier:
                 if drop:
                     self._free.append(self._row_of.pop(expert))
 
-    def _make_room(self, worth: tuple[float, float]) -> bool:
+    def _make_room(self, worth: float) -> bool:
         """Free the row of who is worth least and less than `worth`. Worths only grow, so an old one is looked up."""
         skipped = []
         found = False

@@ -27,7 +27,7 @@ def number(expert: ExpertId) -> int:
 
 def tier(capacity: int, uses: dict[ExpertId, float] | None = None) -> HostTier:
     uses = uses or {}
-    return HostTier(capacity, LAYOUT, lambda expert: (uses.get(expert, 0.0), 0.0))
+    return HostTier(capacity, LAYOUT, lambda expert: uses.get(expert, 0.0))
 
 
 def put(host: HostTier, expert: ExpertId) -> bool:
@@ -104,7 +104,7 @@ def test_evicted_experts_come_back_from_memory_instead_of_disk(fake_store: Calla
 
 def test_many_readers_that_evict_and_bring_up_at_random_never_mix_bytes(fake_store: Callable[..., Any]) -> None:
     chance, store, slabs = random.Random(0), fake_store(), SlabPool(6, LAYOUT)
-    host = HostTier(5, LAYOUT, lambda expert: (chance.random(), 0.0))
+    host = HostTier(5, LAYOUT, lambda expert: chance.random())
     seen: list[int] = []
     with CpuTransfers(store, slabs, readers=4, host=host) as transfers:
         for _ in range(300):
@@ -125,7 +125,7 @@ class TierWalk(RuleBasedStateMachine):
     @initialize(capacity=st.integers(1, 5))
     def begin(self, capacity: int) -> None:
         self.uses: dict[ExpertId, float] = {}
-        self.host = HostTier(capacity, LAYOUT, lambda expert: (self.uses.get(expert, 0.0), 0.0))
+        self.host = HostTier(capacity, LAYOUT, lambda expert: self.uses.get(expert, 0.0))
         self.running: list[tuple[ExpertId, torch.Tensor]] = []
 
     @rule(expert=experts, uses=st.integers(0, 3))
@@ -181,7 +181,7 @@ def test_pinned_memory_that_is_not_to_be_had_is_replaced_and_said_once(monkeypat
         return empty(*args, **kwargs)
 
     monkeypatch.setattr(torch, "empty", denied)
-    host = HostTier(2, LAYOUT, lambda expert: (0.0, 0.0), pin=True)
+    host = HostTier(2, LAYOUT, lambda expert: 0.0, pin=True)
     assert host.fallbacks == [
         "Pinned memory is not to be had (CUDA error: out of locked memory): host copies are pageable."
     ]
