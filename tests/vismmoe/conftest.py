@@ -66,8 +66,8 @@ def slow_store(monkeypatch: pytest.MonkeyPatch) -> None:
     read = ExpertStore.read_batch
     chance = random.Random(0)
 
-    def slow(self: ExpertStore, items: Sequence[Any]) -> None:
+    def slow(self: ExpertStore, items: Sequence[Any], paced: bool = True) -> None:
         time.sleep(chance.random() * 3e-3)
-        read(self, items)
+        read(self, items, paced)
 
     monkeypatch.setattr(ExpertStore, "read_batch", slow)

@@ -380,10 +380,10 @@ def test_an_engine_goes_on_after_a_read_error(
     read = ExpertStore.read_batch
     broken: list[bool] = []
 
-    def failing(self: ExpertStore, items: Sequence[Any]) -> None:
+    def failing(self: ExpertStore, items: Sequence[Any], paced: bool = True) -> None:
         if broken and any(expert.layer == 3 for expert, _ in items):
             raise OSError("disk on fire")
-        read(self, items)
+        read(self, items, paced)
 
     monkeypatch.setattr(ExpertStore, "read_batch", failing)
     with Engine.load(EngineConfig(model=str(tiny_checkpoint))) as engine:
