@@ -317,7 +317,9 @@ def test_recording_notes_every_layer_of_every_forward(tiny_checkpoint: Path, pic
         tokens = 1 if record.step else prompt - (6 if record.layer >= 2 else 0)
         assert record.phase == ("decode" if record.step else "prefill")
         assert int(record.counts.sum()) == tokens * TOP_K
-        assert float(record.gate_mass.sum()) == pytest.approx(tokens, rel=1e-4)
+        assert float(record.gate_mass.sum()) == pytest.approx(
+            tokens, rel=1e-3
+        )  # summed in bfloat16 where a machine has it
         assert record.next_gate.shape == (2, EXPERTS)
     decode_means = {r.layer: r.retained_mean for r in told.routing if r.step == 0}
     assert all(torch.equal(r.retained_mean, decode_means[r.layer]) for r in told.routing)
