@@ -4,7 +4,7 @@ BASE := $(shell for each in python3.11 python3.12 python3.13 python3; do \
 PYTHON := .venv/bin/python
 READY := .venv/.ready
 
-.PHONY: demo test lint reference clean
+.PHONY: demo test lint paper reference clean
 
 demo: $(READY)  ## the main job on the reference model and the shipped scenes
 	$(PYTHON) -m vismmoe_training.demo $(ARGS)
@@ -17,6 +17,9 @@ lint: $(READY)
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy vismmoe training/vismmoe_training deploy/vismmoe_deploy
 	.venv/bin/lint-imports --no-cache
+
+paper: $(READY)  ## the published tables beside ours, three seeds
+	$(PYTHON) -m vismmoe_training.paper $(ARGS)
 
 reference: $(READY)  ## train the reference model anew: hours on two cores, resumable
 	$(PYTHON) -m vismmoe_training.reference $(ARGS)

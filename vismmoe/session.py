@@ -174,6 +174,10 @@ class Session:
         deep = [count for layer, count in self._distinct.items() if layer not in self._prefix]
         return sum(deep) / len(deep) if deep else 0.0
 
+    def in_prefix(self, layer: int) -> bool:
+        """Whether `layer` sees all visual tokens."""
+        return layer in self._prefix
+
     def visual_rows(self, layer: int) -> Tensor:
         """(V,) int64 rows of the visual tokens among the tokens that `layer` sees in the prefill."""
         return self._visual if self._kept is None or layer in self._prefix else self._deep_visual

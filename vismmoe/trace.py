@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,7 @@ class TraceSet:
     next_gate: Tensor  # (R, W, E) float32
     retained_mean: Tensor  # (P, H) float16
     retained_row: Tensor  # (R,) int64 into retained_mean
+    corpora: tuple[str, ...] = ()  # folder that each request was read from
 
     def __len__(self) -> int:
         return len(self.request)
@@ -172,10 +173,11 @@ def read_traces(folders: Iterable[str | Path]) -> TraceSet:
     header = read_header(paths[0])
     for path in paths[1:]:
         _refuse_mixture(header, read_header(path), str(paths[0]), str(path))
-    shards = [shard for path in paths for shard in _shards(path)]
+    shards = [(path, read_shard(shard, header.spec, header.window)) for path in paths for shard in _shards(path)]
     if not shards:
         raise CorpusError(f"{paths[0]} holds no shard of routing logs: let `vismmoe collect` finish one.")
-    return _as_trace_set(concatenate([read_shard(shard, header.spec, header.window) for shard in shards]), header)
+    corpora = tuple(path.name for path, (_, requests) in shards for _ in requests)
+    return replace(_as_trace_set(concatenate([shard for _, shard in shards]), header), corpora=corpora)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -11,7 +11,17 @@ import torch
 from vismmoe.predictors import LookaheadNet, PredictorConfig
 from vismmoe.trace import read_traces
 from vismmoe_training.data import LookaheadData
-from vismmoe_training.evaluate_predictors import CEILING, Recall, compare, recall_table, to_json, verdict
+from vismmoe_training.evaluate_predictors import (
+    CEILING,
+    Recall,
+    compare,
+    control,
+    recall_table,
+    scoring_rules,
+    to_json,
+    verdict,
+)
+from vismmoe_training.recall import BytesMoved, HotPrecision, HotRecall
 from vismmoe_training.row_table import RowTable
 
 WriteLogs = Callable[..., Path]
@@ -75,3 +85,35 @@ def test_the_verdict_names_where_a_trivial_rule_is_as_good() -> None:
         "at distance 2 (all) frequency has recall@20 60.0%, the predictor 60.0%",
         "at distance 2 (all) next gate has recall@20 70.0%, the predictor 60.0%",
     ]
+
+
+def test_the_sums_are_those_of_the_metrics(write_logs: WriteLogs) -> None:
+    torch.manual_seed(0)
+    table = RowTable(read_traces([write_logs(items=12, name="a"), write_logs(items=12, name="b")]), 3)
+    net = LookaheadNet(PredictorConfig(window=3, hidden_sizes=(4, 4)), table.spec, folded=True).eval()
+    data = LookaheadData(table, 16, 0.3, 0.3, 0)
+    recalls = compare(net, data, detailed=True)
+    score = scoring_rules(net, data)["next gate"]
+    for phase, layer in (("decode", None), ("decode, layer 1", 1), ("prefill", None)):
+        plain, weighed = HotRecall(10, 3), HotRecall(10, 3)
+        precision, moved = HotPrecision(10, 3), BytesMoved(10, 3, expert_bytes=1)
+        for rows, batch in data.batches("test"):
+            mine = batch.inputs.decode if phase.startswith("decode") else ~batch.inputs.decode
+            mine = mine if layer is None else mine & (batch.inputs.row == layer)
+            scores, active = score(rows, batch)[mine], batch.active[mine]
+            plain.update(scores, active)
+            weighed.update(scores, active, table.mass(rows)[mine])
+            precision.update(scores, active, batch.exists[mine])
+            moved.update(scores, table.held(rows)[mine], batch.exists[mine])
+        for r in recalls:
+            if (r.rule, r.phase, r.k) == ("next gate", phase, 10):
+                at = r.distance - 1
+                metrics = (plain, weighed, precision, moved)
+                wanted = [m.blended() if at < 0 else m.compute()[at].item() for m in metrics]
+                assert [r.recall, r.mass_recall, r.precision, r.moved] == pytest.approx(wanted)
+    assert {r.phase for r in recalls} >= {"decode, layer 0", "decode, corpus a", "decode, corpus b"}
+
+
+def test_control_each_router_on_its_own_input_reads_one_hundred_percent(write_logs: WriteLogs) -> None:
+    data = LookaheadData(RowTable(read_traces([write_logs(items=6)]), 3), 16, 0.3, 0.3, 0)
+    assert control(data) == 1.0

@@ -40,11 +40,23 @@ def split_items(items: Sequence[str], val: float, test: float, seed: int) -> dic
 class LookaheadData(LightningDataModule):
     """Training, validation and test rows, split by image."""
 
-    def __init__(self, table: RowTable, batch_size: int, val: float, test: float, seed: int) -> None:
+    def __init__(
+        self,
+        table: RowTable,
+        batch_size: int,
+        val: float,
+        test: float,
+        seed: int,
+        test_corpora: frozenset[str] = frozenset(),
+    ) -> None:
+        """val, test: shares of the images. test_corpora: folders of logs to test on, whole and alone, instead."""
         super().__init__()
         self.table, self._batch_size, self._seed = table, batch_size, seed
         self.side_of = split_items(table.items(), val, test, seed)
         sides = torch.tensor([SPLITS.index(self.side_of[item]) for item in table.items()])
+        if test_corpora:
+            apart = torch.tensor([corpus in test_corpora for corpus in table.corpora()])
+            sides = torch.where(apart, SPLITS.index("test"), (sides == SPLITS.index("val")).long())
         side = torch.where(table.useful(), sides[table.request()], -1)
         self.rows: dict[Split, Tensor] = {name: (side == at).nonzero().flatten() for at, name in enumerate(SPLITS)}
         for name, rows in self.rows.items():

@@ -1,7 +1,9 @@
 """The predictor beside every trivial rule, on the same held-out rows.
 
 Chance, static frequency (per layer and phase, counted on the training images), previous token (then older ones) and
-next gate. Recall@k for each distance, by phase and by gate mass, with the ceiling that k experts can reach.
+next gate. For each distance and phase, on request for each layer and corpus too: recall@k, the same by gate mass,
+precision and what would have to be loaded, with the ceiling that k experts can reach. The sums are those of the metrics
+in recall.py (a test compares them), taken once for all of them.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vismmoe.metrics import hot_hits
+from vismmoe.metrics import hot_recall, top_experts
 from vismmoe.predictors.features import rows_ahead
 from vismmoe.predictors.lookahead import LookaheadNet
 from vismmoe.talk import table
@@ -36,27 +38,37 @@ class Recall:
     distance: int
     recall: float
     mass_recall: float
+    precision: float = float("nan")
+    moved: float = float("nan")  # experts a call that loading the list would move, if slabs held what was last used
 
 
-def compare(net: LookaheadNet, data: LookaheadData) -> list[Recall]:
-    """Every rule on the test rows. `net` is the exported form, so the table is about what serving uses."""
+def compare(net: LookaheadNet, data: LookaheadData, detailed: bool = False) -> list[Recall]:
+    """Every rule on the test rows. `net` is the exported form, so the table is about what serving uses.
+
+    detailed: of decode also "decode, layer N" and, when the logs come from several folders, "decode, corpus NAME".
+    """
     rules = scoring_rules(net, data)
-    sums: dict[tuple[str, str, int, int], Tensor] = defaultdict(lambda: torch.zeros(4, dtype=torch.float64))
+    sums: dict[tuple[str, str, int, int], Tensor] = defaultdict(lambda: torch.zeros(6, dtype=torch.float64))
     with torch.inference_mode():
         for rows, batch in data.batches("test"):
-            mass = data.table.mass(rows)
-            phases = _phases(batch.inputs.decode)
-            for rule, score in rules.items():
-                scores = score(rows, batch)
+            seen = _Seen(batch, data.table.mass(rows), data.table.held(rows), _groups(data, rows, batch, detailed))
+            scores = {rule: score(rows, batch) for rule, score in rules.items()}
+            scores[CEILING] = seen.mass + batch.active
+            for rule, given in scores.items():
                 for k in TOP:
-                    _add(sums, rule, k, scores, batch.active, mass, phases)
-            for k in TOP:
-                _add(sums, CEILING, k, mass + batch.active, batch.active, mass, phases)
+                    _add(sums, rule, k, given, seen)
     return [
-        Recall(rule, phase, k, distance, float(s[0] / s[1]), float(s[2] / s[3]))
+        Recall(rule, phase, k, distance, *(float(v) for v in (s[0] / s[1], s[2] / s[3], s[0] / s[4] / k, s[5] / s[4])))
         for (rule, phase, k, distance), s in sums.items()
         if s[1] > 0
     ]
+
+
+def control(data: LookaheadData) -> float:
+    """Next gate at distance 0 on the decoded test rows: each router on its own input. Anything but 1 is a mistake."""
+    rows = data.rows["test"]
+    gate, active = data.table.own_gate(rows[data.table.decode(rows)])
+    return hot_recall(gate, active, data.table.spec.top_k)
 
 
 def scoring_rules(net: LookaheadNet, data: LookaheadData) -> dict[str, Score]:
@@ -96,6 +108,9 @@ def to_json(recalls: Sequence[Recall]) -> dict[str, dict[str, dict[str, dict[str
         rule.setdefault(f"recall@{r.k}", {})[distance] = round(r.recall, 6)
         if r.mass_recall == r.mass_recall:
             rule.setdefault(f"mass_recall@{r.k}", {})[distance] = round(r.mass_recall, 6)
+        if r.precision == r.precision:
+            rule.setdefault(f"precision@{r.k}", {})[distance] = round(r.precision, 6)
+            rule.setdefault(f"moved@{r.k}", {})[distance] = round(r.moved, 4)
     return out
 
 
@@ -114,26 +129,41 @@ def verdict(recalls: Sequence[Recall], k: int = 20) -> list[str]:
     return found
 
 
-def _add(
-    sums: Mapping[tuple[str, str, int, int], Tensor],
-    rule: str,
-    k: int,
-    scores: Tensor,
-    active: Tensor,
-    mass: Tensor,
-    phases: Mapping[str, Tensor],
-) -> None:
-    counted, weighed = hot_hits(scores, active, k), hot_hits(scores, active, k, mass)
-    parts = torch.stack((*counted, *weighed), dim=-1).double()  # (B, W, 4)
-    for phase, rows in phases.items():
+@dataclass(frozen=True)
+class _Seen:
+    """One batch and what became of it."""
+
+    batch: Batch
+    mass: Tensor  # (B, W, E)
+    held: Tensor  # (B, W, E) bool
+    groups: Mapping[str, Tensor]  # name -> (B,) bool
+
+
+def _add(sums: Mapping[tuple[str, str, int, int], Tensor], rule: str, k: int, scores: Tensor, seen: _Seen) -> None:
+    """Per call and distance: found, needed, the same in gate mass, whether there is such a layer, to be loaded."""
+    active, exists = seen.batch.active, seen.batch.exists
+    top = top_experts(scores, k)
+    found = [(top & active).sum(-1), active.sum(-1)]
+    weighed = [(seen.mass * (top & active)).sum(-1), (seen.mass * active).sum(-1)]
+    parts = torch.stack([*found, *weighed, exists, (top & ~seen.held).sum(-1) * exists], dim=-1).double()  # (B, W, 6)
+    for phase, rows in seen.groups.items():
         by_distance = parts[rows].sum(0)
         for distance, value in enumerate(by_distance, start=1):
             sums[rule, phase, k, distance].add_(value)
         sums[rule, phase, k, 0].add_(by_distance.sum(0))
 
 
-def _phases(decode: Tensor) -> dict[str, Tensor]:
-    return {"all": torch.ones_like(decode), "decode": decode, "prefill": ~decode}
+def _groups(data: LookaheadData, rows: Tensor, batch: Batch, detailed: bool) -> dict[str, Tensor]:
+    decode = batch.inputs.decode
+    groups = {"all": torch.ones_like(decode), "decode": decode, "prefill": ~decode}
+    if not detailed:
+        return groups
+    for row, layer in enumerate(data.table.spec.moe_layers):
+        groups[f"decode, layer {layer}"] = decode & (batch.inputs.row == row)
+    corpora = [data.table.corpora()[request] for request in data.table.request()[rows].tolist()]
+    for name in sorted(set(corpora)):
+        groups[f"decode, corpus {name}"] = decode & torch.tensor([corpus == name for corpus in corpora])
+    return groups
 
 
 def _ahead_table(frequency: Tensor, window: int) -> Tensor:

@@ -90,6 +90,18 @@ class RowTable(Dataset[Batch]):
         """(B, W, E) float32: their gate mass."""
         return _gather(self._traces.gate_mass, self.target[rows])
 
+    def held(self, rows: Tensor) -> Tensor:
+        """(B, W, E) bool: the experts that layer l+d used in the forward before; false where there was none."""
+        return _gather(self._traces.counts, self._before[rows]) > 0
+
+    def own_gate(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Distance 0: (B, E) mass by the layer's own router on its own input, and (B, E) bool what then ran."""
+        return self._traces.own_gate[rows], self._traces.counts[rows] > 0
+
+    def corpora(self) -> tuple[str, ...]:
+        """The corpus (folder of logs) of each request."""
+        return self._traces.corpora
+
     def useful(self) -> Tensor:
         """(R,) bool: rows with at least one layer ahead."""
         return (self.target >= 0).any(1)
