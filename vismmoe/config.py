@@ -289,28 +289,45 @@ class TrainConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class TuneConfig(Config):
-    """Search for the predictor's best settings."""
+    """Search for the settings that keep simulated stall low and answers right."""
 
     traces: tuple[DirText, ...]
-    """Folders of routing logs, one or more."""
+    """Folders of routing logs that predictors are trained on, one or more."""
     output: Annotated[str, Unit("FILE.yaml")]
-    """File for the best settings; `vismmoe train --config` reads it."""
+    """File for the recommended settings, read by collect, train and infer; each point of the Pareto front goes to a
+    numbered file beside it."""
     trials: Count = 20
     """Trials in all; a study that is resumed counts those it has."""
+    workers: Count = 1
+    """Processes that share the study."""
     storage: Annotated[str, Unit("URL")] = "sqlite:///tune.db"
     """Database of the study; the same one resumes it."""
     study: Annotated[str, Unit("NAME")] = "vismmoe"
     """Name of the study within the database."""
+    model: Annotated[str, Unit("DIR")] = REFERENCE_MODEL
+    """Checkpoint folder whose answers are judged; the logs must be its own."""
+    images: Annotated[str, Unit("CORPUS")] = "datasets/scenes/heldout"
+    """Folder of images with questions and right answers, none of them in the logs."""
+    questions: Count = 32
+    """Questions that each trial answers."""
+    profile: Annotated[str, Unit("FILE.yaml")] = "configs/devices/cpu-2-cores.yaml"
+    """Device whose stall is simulated; see configs/devices."""
+    slots: Count | None = None
+    """Slabs that the deeper layers share in the simulation; default: a quarter of their experts."""
     max_epochs: Count = 8
     """Longest training of one trial, in passes over the logs."""
     val_fraction: Annotated[float, Within(0.01, 0.45)] = 0.15
-    """Share of the images held out to compare trials on."""
+    """Share of the logged images held out to stop training and to prune trials by."""
     test_fraction: Annotated[float, Within(0.01, 0.45)] = 0.15
-    """Share of the images that no trial sees; `vismmoe train` measures on them."""
+    """Share of the logged images that no trial sees; `vismmoe train` measures on them."""
     seed: Index = 0
     """Seed of the split, of training and of the search."""
-    threads: Count | None = None
-    """CPU threads for arithmetic; default: as many as this process may use."""
+    experiment: Annotated[str, Unit("NAME")] = "vismmoe"
+    """MLflow experiment; each trial is a nested run."""
+    tracking_uri: Annotated[str, Unit("URI")] | None = None
+    """MLflow server or database; default: MLFLOW_TRACKING_URI, else mlflow.db in the working folder."""
+    threads: Count | None = 1
+    """CPU threads of one worker."""
 
 
 @dataclass(frozen=True, kw_only=True)

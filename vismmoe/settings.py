@@ -14,6 +14,7 @@ from vismmoe.errors import UsageError
 from vismmoe.schema import did_you_mean, options
 
 C = TypeVar("C", bound=Config)
+SHARED = "commands"  # key of a file that is written for several commands: each takes the settings that it has
 PROFILE_KEYS = frozenset({"compute_rate", "memory_rate"})  # what only a device profile has
 
 
@@ -40,7 +41,10 @@ def read_yaml(file: str | Path, config: type[Config]) -> dict[str, Any]:
             f"{file} is a device profile, which `vismmoe simulate --profile` reads, and holds no settings for "
             "--config; those of other commands are in configs/infer and its neighbours."
         )
+    others = _shared_with(pairs, config, str(file))
     for key, value in pairs:
+        if key == SHARED or (key not in known and key in others):
+            continue
         if key not in known:
             raise UsageError(
                 f"{file}: unknown key {key!r}.{did_you_mean(str(key), known)} Known keys: {', '.join(sorted(known))}."
@@ -49,6 +53,23 @@ def read_yaml(file: str | Path, config: type[Config]) -> dict[str, Any]:
             raise UsageError(f"{file}: the key {key!r} stands there twice; keep one.")
         values[key] = known[key].read(value, f"{file}: {key}")
     return values
+
+
+def _shared_with(pairs: Iterable[tuple[Any, Any]], config: type[Config], file: str) -> set[str]:
+    """Names of the settings of the other commands that the file says it is for; none when it says nothing."""
+    named = next((value for key, value in pairs if key == SHARED), None)
+    if named is None:
+        return set()
+    commands = {found.__name__.removesuffix("Config").lower(): found for found in _commands(Config)}
+    if not isinstance(named, list) or not all(name in commands for name in named):
+        raise UsageError(f"{file}: {SHARED} must be a list of commands, such as [collect, train], not {named!r}.")
+    if config not in [commands[name] for name in named]:
+        raise UsageError(f"{file} is written for {', '.join(named)} and for no other command.")
+    return {option.name for name in named for option in options(commands[name])}
+
+
+def _commands(base: type[Config]) -> list[type[Config]]:
+    return [found for direct in base.__subclasses__() for found in (direct, *_commands(direct))]
 
 
 def keys_of(file: str | Path) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +177,7 @@ def read_traces(folders: Iterable[str | Path]) -> TraceSet:
     if not shards:
         raise CorpusError(f"{paths[0]} holds no shard of routing logs: let `vismmoe collect` finish one.")
     corpora = tuple(path.name for path, (_, requests) in shards for _ in requests)
-    return replace(_as_trace_set(concatenate([shard for _, shard in shards]), header), corpora=corpora)
+    return _as_trace_set(concatenate([shard for _, shard in shards]), header, corpora)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -208,7 +208,7 @@ def _shards(folder: Path) -> list[Path]:
     return sorted(folder.glob("shard-[0-9]*.safetensors"))
 
 
-def _as_trace_set(joined: Shard, header: TraceHeader) -> TraceSet:
+def _as_trace_set(joined: Shard, header: TraceHeader, corpora: tuple[str, ...]) -> TraceSet:
     tensors, told = joined
     summaries = tensors.pop("visual_summary")
     records = tuple(
@@ -216,7 +216,8 @@ def _as_trace_set(joined: Shard, header: TraceHeader) -> TraceSet:
         for number, (request, summary) in enumerate(zip(told, summaries, strict=True))
     )
     tensors |= {name: tensors[name].long() for name in ("request", "step", "layer")}
-    return TraceSet(header=header, requests=records, retained_row=_retained_rows(tensors, len(records)), **tensors)
+    retained = _retained_rows(tensors, len(records))
+    return TraceSet(header=header, requests=records, retained_row=retained, corpora=corpora, **tensors)
 
 
 def _retained_rows(joined: dict[str, Tensor], requests: int) -> Tensor:

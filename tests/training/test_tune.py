@@ -1,80 +1,163 @@
+"""The study on a tiny real model: two objectives, resumable, shared by workers, each trial a nested run."""
+
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import optuna
 import pytest
+from optuna.distributions import FloatDistribution
+from optuna.trial import TrialState, create_trial
+from PIL import Image
 
-from vismmoe.config import TrainConfig, TuneConfig
-from vismmoe.errors import UsageError
+from vismmoe.config import CollectConfig, InferConfig, TrainConfig, TuneConfig
+from vismmoe.errors import CorpusError, UsageError
 from vismmoe.settings import read_yaml
-from vismmoe_training.tune import tune
-
-WriteLogs = Callable[..., Path]
-
-
-def asked(folder: Path, logs: Path, **changes: object) -> TuneConfig:
-    settings: dict[str, object] = {
-        "traces": (str(logs),),
-        "output": str(folder / "best.yaml"),
-        "storage": f"sqlite:///{folder}/tune.db",
-        "trials": 2,
-        "max_epochs": 1,
-        "threads": 1,
-    }
-    return TuneConfig(**{**settings, **changes})  # type: ignore[arg-type]
+from vismmoe.tracking import talking_to, tracking_uri
+from vismmoe_training import tune_study
+from vismmoe_training.collect import collect
+from vismmoe_training.module import MONITOR
+from vismmoe_training.tune import TuneSummary, tune
+from vismmoe_training.tune_front import recommended
+from vismmoe_training.tune_objective import SEEN, WARM_UP, MedianStop
 
 
-def test_the_best_settings_are_a_config_that_train_reads(tmp_path: Path, write_logs: WriteLogs) -> None:
-    summary = tune(asked(tmp_path, write_logs(items=10)))
-    read = read_yaml(summary.output, TrainConfig)
+@pytest.fixture(scope="module")
+def road(
+    tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, make_picture: Callable[..., Image.Image]
+) -> Path:
+    """A folder with `images` (and questions) and `logs` of the tiny model."""
+    folder = tmp_path_factory.mktemp("road")
+    (folder / "images").mkdir()
+    lines = []
+    for number in range(6):
+        make_picture(64, 48, number).save(folder / f"images/{number}.png")
+        asked = {"style": "count", "prompt": "How many?", "answer": "2"}
+        lines.append(json.dumps({"file_name": f"{number}.png", "questions": [asked]}))
+    (folder / "images/metadata.jsonl").write_text("\n".join(lines))
+    collect(
+        CollectConfig(
+            model=str(tiny_checkpoint),
+            device="cpu",
+            images=str(folder / "images"),
+            output=str(folder / "logs"),
+            keep_ratio=0.5,
+            prefix_layers=1,
+            max_new_tokens=4,
+        )
+    )
+    return folder
+
+
+@pytest.fixture
+def ask(
+    road: Path, tmp_path: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., TuneSummary]:
+    """tune(...) with small settings in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    def run(**changes: Any) -> TuneSummary:
+        settings: dict[str, Any] = {
+            "traces": (str(road / "logs"),),
+            "output": str(tmp_path / "best.yaml"),
+            "storage": f"sqlite:///{tmp_path}/tune.db",
+            "model": str(tiny_checkpoint),
+            "images": str(road / "images"),
+            "questions": 2,
+            "trials": 2,
+            "max_epochs": 1,
+            "slots": 4,
+            "profile": str(Path(__file__).resolve().parents[2] / "configs/devices/cpu-2-cores.yaml"),
+        }
+        return tune(TuneConfig(**{**settings, **changes}))
+
+    return run
+
+
+def runs() -> list[Any]:
+    with talking_to(tracking_uri()) as client:
+        return list(client.search_runs([found.experiment_id for found in client.search_experiments()]))
+
+
+def test_the_front_is_written_as_configs_that_three_commands_read(ask: Callable[..., TuneSummary]) -> None:
+    summary = ask()
     assert summary.trials == 2
-    assert 0 < summary.recall <= 1
-    assert {name: read[name] for name in summary.best} == pytest.approx(summary.best)
-    assert set(summary.best) == {"window", "gamma", "hidden", "dropout", "learning_rate"}
-    assert "vismmoe eval" in str(summary)
+    assert len(summary.files) == 1 + len(summary.points)
+    for file in summary.files:
+        for config in (TrainConfig, InferConfig, CollectConfig):
+            assert read_yaml(file, config)
+    train, infer = read_yaml(summary.output, TrainConfig), read_yaml(summary.output, InferConfig)
+    assert (train["window"], train["hidden"]) == (summary.best["window"], summary.best["hidden"])
+    assert infer["trade_off"] == pytest.approx(summary.best["trade_off"])
+    assert infer["keep_ratio"] == pytest.approx(summary.best["keep_ratio"])
+    parent, *trials = sorted(runs(), key=lambda run: run.info.start_time)
+    assert len(trials) == 2
+    assert {run.data.tags["mlflow.parentRunId"] for run in trials} == {parent.info.run_id}
+    assert {run.info.status for run in (parent, *trials)} == {"FINISHED"}
+    assert all(run.data.metrics["stall_ms"] >= 0 for run in trials)
 
 
-def test_a_resumed_study_only_runs_what_is_missing_and_tries_something_else(
-    tmp_path: Path, write_logs: WriteLogs, capsys: pytest.CaptureFixture[str]
+def test_a_resumed_study_runs_what_is_missing_and_goes_on_with_what_a_killed_worker_left(
+    ask: Callable[..., TuneSummary], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    logs = write_logs(items=10)
-    tune(asked(tmp_path, logs, trials=1))
-    tune(asked(tmp_path, logs, trials=2))
-    capsys.readouterr()
-    assert tune(asked(tmp_path, logs, trials=2)).trials == 2
-    assert "trial" not in capsys.readouterr().err
-    first, second = optuna.load_study(study_name="vismmoe", storage=f"sqlite:///{tmp_path}/tune.db").trials
-    assert first.params != second.params
-
-
-def test_a_trial_that_was_killed_is_not_counted(tmp_path: Path, write_logs: WriteLogs) -> None:
-    logs = write_logs(items=10)
-    tune(asked(tmp_path, logs, trials=1))
+    monkeypatch.setattr(tune_study, "HEARTBEAT_S", 1)
+    ask(trials=1)
     study = optuna.load_study(study_name="vismmoe", storage=f"sqlite:///{tmp_path}/tune.db")
-    study.ask()  # what kill -9 leaves: a trial that runs for ever
-    assert tune(asked(tmp_path, logs, trials=2)).trials == 2
-
-
-def test_a_study_of_other_settings_is_not_mixed_in(tmp_path: Path, write_logs: WriteLogs) -> None:
-    logs = write_logs(items=10)
-    tune(asked(tmp_path, logs, trials=1))
+    died = study.ask()  # what kill -9 leaves: a trial that has begun, was heard of once and never again
+    died.suggest_float("trade_off", 0.0, 4.0, step=0.5)
+    run = tune_study.TrackedRun.start("vismmoe", None)
+    died.set_user_attr(tune_study.RUN, {"uri": run.uri, "id": run.run_id})
+    optuna.storages.RDBStorage(f"sqlite:///{tmp_path}/tune.db", heartbeat_interval=1).record_heartbeat(died._trial_id)
+    time.sleep(2.5)
+    assert ask(trials=2).trials == 2
+    study = optuna.load_study(study_name="vismmoe", storage=f"sqlite:///{tmp_path}/tune.db")
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE, TrialState.FAIL, TrialState.COMPLETE]
+    assert study.trials[2].params["trade_off"] == study.trials[1].params["trade_off"]
+    assert study.trials[0].params != study.trials[2].params
+    assert sorted(run.info.status for run in runs()) == ["FINISHED"] * 3 + ["KILLED"]
+    capsys.readouterr()
+    ask(trials=2)
+    assert "trial" not in capsys.readouterr().err
     with pytest.raises(UsageError, match="max_epochs 1, now it is 2"):
-        tune(asked(tmp_path, logs, trials=2, max_epochs=2))
+        ask(trials=3, max_epochs=2)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_what_cannot_be_done_is_told_before_any_trial(ask: Callable[..., TuneSummary], tmp_path: Path) -> None:
+    for changes, said in (
         ({"output": "best.txt"}, "best.txt"),
         ({"storage": "sqlite:////nowhere/at/all/tune.db"}, "nowhere"),
         ({"storage": "potatoes"}, "potatoes"),
-    ],
-)
-def test_what_cannot_be_written_is_told_before_any_trial(
-    tmp_path: Path, write_logs: WriteLogs, changes: dict[str, object], said: str
-) -> None:
-    with pytest.raises(UsageError, match=said):
-        tune(asked(tmp_path, write_logs(items=4), **changes))
+    ):
+        with pytest.raises(UsageError, match=said):
+            ask(**changes)
+    with pytest.raises(CorpusError, match="questions"):
+        ask(images=str(tmp_path))
     assert not (tmp_path / "best.yaml").exists()
+
+
+def point(stall: float, accuracy: float) -> optuna.trial.FrozenTrial:
+    return create_trial(values=[stall, accuracy])
+
+
+def test_recommended_is_the_least_stall_that_answers_well_enough() -> None:
+    points = [point(1.0, 0.5), point(2.0, 0.86), point(3.0, 0.88), point(4.0, 0.9)]
+    assert recommended(points).values == [2.0, 0.86]  # 0.95 * 0.9 = 0.855
+
+
+def test_a_trial_under_the_median_of_the_others_at_the_same_pass_is_pruned() -> None:
+    study = optuna.create_study(directions=["minimize", "maximize"])
+    for number in range(WARM_UP):
+        study.add_trial(create_trial(values=[1, 1], user_attrs={SEEN: [0.1 * number, 0.5]}))  # median 0.2, then 0.5
+    passes = iter([0.25, 0.3])
+    stop, trainer = MedianStop(study.ask({"x": FloatDistribution(0, 1)})), SimpleNamespace()
+    trainer.callback_metrics = {MONITOR: next(passes)}
+    stop.on_validation_end(trainer, None)  # type: ignore[arg-type]
+    trainer.callback_metrics = {MONITOR: next(passes)}
+    with pytest.raises(optuna.TrialPruned):
+        stop.on_validation_end(trainer, None)  # type: ignore[arg-type]

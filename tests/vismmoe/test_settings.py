@@ -126,3 +126,22 @@ def test_every_shipped_config_is_read_by_its_command(file: Path) -> None:
     kind = DeviceProfile if room == "devices" else getattr(configs, COMMANDS[command].config)
     values = read_yaml(file, kind)
     assert values, "a config that overrides nothing has no use"
+
+
+def test_a_file_for_several_commands_gives_each_what_it_has(tmp_path: Path) -> None:
+    file = tmp_path / "both.yaml"
+    file.write_text("commands: [train, infer]\nwindow: 3\nkeep_ratio: 0.5\n")
+    assert read_yaml(file, TrainConfig) == {"window": 3}
+    assert read_yaml(file, InferConfig) == {"keep_ratio": 0.5}
+    with pytest.raises(UsageError, match="no other command"):
+        read_yaml(file, PlanConfig)
+
+
+def test_a_shared_file_is_read_as_strictly_as_any(tmp_path: Path) -> None:
+    file = tmp_path / "both.yaml"
+    file.write_text("commands: [train, infer]\nwindwo: 3\n")
+    with pytest.raises(UsageError, match="windwo"):
+        read_yaml(file, TrainConfig)
+    file.write_text("commands: [train, dance]\n")
+    with pytest.raises(UsageError, match="dance"):
+        read_yaml(file, TrainConfig)

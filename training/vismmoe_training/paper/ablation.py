@@ -11,7 +11,7 @@ from vismmoe.engine import Engine, plan_for
 from vismmoe.models.checkpoint import open_checkpoint
 from vismmoe.predictors import LookaheadNet, LookaheadPredictor, NextGate
 from vismmoe_training.arms import Arm, answer_all, read_questions
-from vismmoe_training.paper.scale import ANSWER_TOKENS, Paper
+from vismmoe_training.paper.scale import ANSWER_TOKENS, DTYPE, Paper
 
 STEPS = ("base", "+ compression", "+ prediction and prefetch", "+ pipeline")
 
@@ -36,6 +36,7 @@ def ablate(paper: Paper, seed: int, net: LookaheadNet, default: str) -> Mapping[
             model=paper.model,
             device="cpu",
             threads=1,
+            compute_dtype=DTYPE,
             device_memory=budget,
             prefetch=number >= 2,
             eviction="lfu" if number == 3 else "lru",

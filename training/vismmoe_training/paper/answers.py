@@ -17,7 +17,7 @@ from vismmoe.metrics import coverage
 from vismmoe.session import Session
 from vismmoe.types import LayerState
 from vismmoe_training.arms import Asked, read_questions, same
-from vismmoe_training.paper.scale import ANSWER_TOKENS, KEEP_RATIOS, SPECS, Paper
+from vismmoe_training.paper.scale import ANSWER_TOKENS, DTYPE, KEEP_RATIOS, SPECS, Paper
 
 VANILLA = "vanilla"
 TOP = 20  # experts whose share of the routed tokens is the coverage
@@ -53,7 +53,7 @@ def answer_seed(paper: Paper, seed: int) -> Answers:
     }
     meter = _Coverage()
     outcomes: dict[Key, Outcome] = {}
-    with Engine.load(EngineConfig(model=paper.model, device="cpu", threads=1)) as engine:
+    with Engine.load(EngineConfig(model=paper.model, device="cpu", threads=1, compute_dtype=DTYPE)) as engine:
         outcomes[VANILLA, 1.0] = _ask(engine, questions, "uniform", 1.0, meter.raw)
         for ratio in KEEP_RATIOS:
             for method in COMPRESSORS:
@@ -89,9 +89,9 @@ class _Watch:
             return
         is_visual = torch.zeros(len(chosen), dtype=torch.bool)
         is_visual[session.visual_rows(state.layer)] = True
-        self._visual.append(_covered(chosen[is_visual], session.spec.num_experts))
+        self._visual.append(covered(chosen[is_visual], session.spec.num_experts))
         if self._text is not None:
-            self._text.append(_covered(chosen[~is_visual], session.spec.num_experts))
+            self._text.append(covered(chosen[~is_visual], session.spec.num_experts))
 
 
 class _Coverage:
@@ -104,5 +104,6 @@ class _Coverage:
         return {name: statistics.fmean(values) for name, values in self._found.items()}
 
 
-def _covered(chosen: Tensor, experts: int) -> float:
+def covered(chosen: Tensor, experts: int) -> float:
+    """Top-20 coverage of the choices (T, k) of T tokens."""
     return coverage(torch.bincount(chosen.flatten(), minlength=experts), TOP)

@@ -24,6 +24,7 @@ class Results:
 
     def __init__(self, paper: Paper, foresights: Sequence[Foresight], answers: Sequence[Answers]) -> None:
         self.ablations: Sequence[Mapping[str, Step]] = ()
+        self.simulator_errors: Mapping[str, Figure] = {}
         self.seconds = 0.0
         self._paper, self._foresights, self._answers = paper, foresights, answers
         self._recall = _by_cell([f.recalls for f in foresights], "recall")
@@ -48,7 +49,7 @@ class Results:
         )
         parts = (
             self._coverage(), self._hot_recall(), self._distances(), self._union(), self._features(), self._accuracy(),
-            self._kinds(), self._ablation(), last,
+            self._kinds(), self._ablation(), self._simulator(), last,
         )  # fmt: skip
         return "\n\n".join(parts)
 
@@ -129,6 +130,10 @@ class Results:
         ]
         return table(rows, ("ablation", "published s", "ours ms", "stall ms", "MiB read", "hits"))
 
+    def _simulator(self) -> str:
+        rows = [(name, figure.percent()) for name, figure in self.simulator_errors.items()]
+        return table(rows, ("simulated against measured stall, reads slowed down", "off by"))
+
     # -- for programs ---------------------------------------------------------------------------------------------
     def to_json(self) -> dict[str, Any]:
         """Plain values; shares in [0, 1], each with its mean, its spread and every seed's."""
@@ -161,6 +166,7 @@ class Results:
             "ablation": {
                 name: {field: self._step(name, field).to_json() for field in Step.__annotations__} for name in STEPS
             },
+            "simulator_error": {name: figure.to_json() for name, figure in self.simulator_errors.items()},
             "seconds": round(self.seconds, 1),
         }
 
