@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from vismmoe.config import (
@@ -111,6 +112,11 @@ def register(config: RegisterConfig, results: IO[str]) -> None:
 def simulate(config: SimulateConfig, results: IO[str]) -> None:
     from vismmoe.simulate.comparison import compare_rules, simulation_json, simulation_report
 
+    if config.measure_profile is not None:
+        from vismmoe.simulate.measure import measure_profile
+
+        print(measure_profile(config.model, Path(config.measure_profile)), file=results)
+        return
     found = compare_rules(config, lambda source, spec: _learned(source, spec, config.tracking_uri))
     print(json.dumps(simulation_json(found)) if config.json else simulation_report(found), file=results)
 

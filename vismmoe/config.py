@@ -334,7 +334,7 @@ class TuneConfig(Config):
 class SimulateConfig(Config):
     """Replay routing logs against devices and cache rules."""
 
-    traces: tuple[DirText, ...]
+    traces: tuple[DirText, ...] = ()
     """Folders of routing logs, one or more."""
     profile: tuple[Annotated[str, Unit("FILE.yaml")], ...] = ("configs/devices/cpu-2-cores.yaml",)
     """Device profiles, one or more; see configs/devices."""
@@ -355,10 +355,22 @@ class SimulateConfig(Config):
     """Threads that read experts."""
     lookahead_top: Count = 20
     """Experts that are prefetched after each layer, at most (B)."""
+    measure_profile: Annotated[str, Unit("FILE.yaml")] | None = None
+    """Measure this machine with --model and write its profile, instead of replaying."""
+    model: Annotated[str, Unit("DIR")] = REFERENCE_MODEL
+    """Checkpoint folder that --measure-profile runs."""
     json: bool = False
     """Print one JSON object and nothing else."""
     tracking_uri: Annotated[str, Unit("URI")] | None = None
     """MLflow server or database; default: MLFLOW_TRACKING_URI, else mlflow.db in the working folder."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.traces and self.measure_profile is None:
+            raise UsageError(
+                "--traces is missing: name folders of routing logs, which `vismmoe collect` writes; or measure this "
+                "machine with --measure-profile FILE."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,8 @@ class DeviceProfile(Config):
     """Floating point operations a second in the matrix products of experts."""
     expert_ms: Weight = 0.0
     """Milliseconds that one run of one expert costs whatever its size."""
+    access_ms: Weight = 0.0
+    """Milliseconds of keeping the books on one needed expert of a layer that is not pinned."""
     layer_ms: Weight = 0.0
     """Milliseconds of one layer besides its experts, whatever its size."""
     layer_experts: Weight = 4.0

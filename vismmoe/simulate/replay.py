@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from torch import Tensor
@@ -43,6 +43,8 @@ class Setting:
     limit: int | None = None  # requests
     readers: int = 1
     lookahead_top: int = LOOKAHEAD_TOP
+    last_tokens: Mapping[tuple[int, int], Collection[int]] = field(default_factory=dict)
+    """(request, decoder layer) -> experts of a prefill's last token, where they are known: logs do not tell them."""
 
     @classmethod
     def of(
@@ -241,16 +243,19 @@ class Replay:
         )
         for expert, _ in arrivals:
             self._note("stall", row, mark)
-            self._spend("experts", row, profile.expert_s(tokens[expert], size))
+            self._spend("experts", row, profile.access_ms / 1e3 + profile.expert_s(tokens[expert], size))
             mark = self._transfers.now()
 
     def _lasting(self, row: Row, needed: Mapping[ExpertId, object]) -> set[ExpertId]:
         """What decode may want again: all of it in decode; of a prefill the last token's experts.
 
-        The log does not tell these; as many of the busiest stand for them.
+        Where these are not known, as many of the busiest stand for them.
         """
         if row.step:
             return set(needed)
+        known = self._setting.last_tokens.get((int(self._setting.traces.request[row.number]), row.layer))
+        if known is not None:
+            return {ExpertId(row.layer, expert) for expert in known}
         busiest = sorted(row.demand, key=lambda place: -place[1])[: self._setting.spec.top_k]
         return {ExpertId(row.layer, expert) for expert, _ in busiest}
 
@@ -297,6 +302,7 @@ def belady_limit(setting: Setting) -> SimulationResult:
             if row.layer in deep:
                 counters = totals[row.phase]
                 misses = len(list(cache.misses([ExpertId(row.layer, e) for e, _ in row.demand])))
+                spent += len(row.demand) * setting.profile.access_ms / 1e3
                 loaded += misses * read_s
                 stall = max(0.0, loaded - now - spent)  # the last load may arrive when all else has run
                 counters.accesses += len(row.demand)
