@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import platform
 import statistics
 import time
@@ -19,11 +21,10 @@ from torch import Tensor
 from vismmoe.config import EngineConfig, PlanConfig
 from vismmoe.engine import Engine, plan_for
 from vismmoe.errors import UsageError
-from vismmoe.experts.files import BLOCK, STAGING_BYTES, ExpertFile, StagingPool
 from vismmoe.experts.slabs import SlabPool
 from vismmoe.experts.store import ExpertStore
 from vismmoe.experts.transfers import CpuTransfers, batch_size
-from vismmoe.memory import usable_cpus
+from vismmoe.limits import usable_cpus
 from vismmoe.request import GenerationResult, Request
 from vismmoe.session import Session
 from vismmoe.simulate.profile import DeviceProfile
@@ -32,6 +33,7 @@ from vismmoe.types import ExpertId, ExpertLayout, LayerState, Predictor
 
 LAYER_EXPERTS = 4.0  # as DeviceProfile assumes
 _ROUNDS = 3
+_BLOCK, _LONG_READ = 4096, 4 << 20
 
 
 @dataclass
@@ -107,9 +109,8 @@ class _Noted:
     def __init__(self) -> None:
         self.asked = 0.0
 
-    def read_batch(self, items: Sequence[tuple[ExpertId, memoryview]], keep: bool = True) -> list[int]:
+    def read_batch(self, items: Sequence[tuple[ExpertId, memoryview]]) -> None:
         self.asked = time.perf_counter()
-        return [0] * len(items)
 
 
 def wake_cost(layout: ExpertLayout) -> float:
@@ -142,26 +143,26 @@ def memory_rate(layout: ExpertLayout) -> float:
 def disk_costs(file: Path) -> tuple[float, float]:
     """(seconds before the first byte, bytes a second) of reads of one block and of many, past the page cache where the
     file system can."""
-    size = file.stat().st_size
-    staging = StagingPool(STAGING_BYTES)
-    one = ExpertFile(file, size)
+    long = max(_BLOCK, min(_LONG_READ, file.stat().st_size // 4) // _BLOCK * _BLOCK)
     try:
-        one.try_direct(0, staging)
-        long = max(BLOCK, min(STAGING_BYTES, size // 4) // BLOCK * BLOCK)
-        medians = [_read_s(one, staging, length, size) for length in (BLOCK, long)]
-    finally:
-        one.close()
-    rate = (long - BLOCK) / max(medians[1] - medians[0], 1e-9)
-    return max(0.0, medians[0] - BLOCK / rate), rate
+        short_s, long_s = (_read_s(file, length, getattr(os, "O_DIRECT", 0)) for length in (_BLOCK, long))
+    except OSError:
+        short_s, long_s = (_read_s(file, length, 0) for length in (_BLOCK, long))
+    rate = (long - _BLOCK) / max(long_s - short_s, 1e-9)
+    return max(0.0, short_s - _BLOCK / rate), rate
 
 
-def _read_s(file: ExpertFile, staging: StagingPool, length: int, size: int) -> float:
-    buffer, taken = memoryview(bytearray(length)), []
-    for turn in range(8):
-        offset = (size - length) * turn // 8 // BLOCK * BLOCK
-        began = time.perf_counter()
-        file.read(offset, [buffer], staging)
-        taken.append(time.perf_counter() - began)
+def _read_s(file: Path, length: int, direct: int) -> float:
+    taken, blocks = [], max(1, (file.stat().st_size - length) // _BLOCK)
+    with memoryview(mmap.mmap(-1, length)) as buffer:  # starts on a page, as direct reads want it
+        descriptor = os.open(file, os.O_RDONLY | direct)
+        try:
+            for turn in range(8):
+                began = time.perf_counter()
+                os.preadv(descriptor, [buffer], blocks * turn // 8 * _BLOCK)
+                taken.append(time.perf_counter() - began)
+        finally:
+            os.close(descriptor)
     return statistics.median(taken)
 
 
