@@ -70,6 +70,7 @@ class Session:
         self.spec = spec
         self.prompt = prompt
         self.prompt_tokens = prompt.tokens
+        self.prompt_inputs = prompt.inputs
         self.keep_count = keep_count
         self.wants_saliency = compressor is not None
         self.counters: Mapping[Phase, PhaseCounters] = {"prefill": PhaseCounters(), "decode": PhaseCounters()}

@@ -56,7 +56,8 @@ class LayerSum:
         rows = self._hidden if len(self._hidden) == 1 else self._hidden[pairs // self._k]
         rows = rows.to(next(iter(weights.values())).device)  # an expert may run where it lies, in host memory
         held = {name: weight.to(rows.dtype) for name, weight in weights.items()}
-        self._parts[pairs] = self._expert(rows, held).to(self._parts.device) * self._weights[pairs]
+        part = self._expert(rows, held).to(self._parts.device) * self._weights[pairs]
+        self._parts[pairs] = part.to(self._parts.dtype)  # some routers weigh in float32
 
     def _expert(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """(count, H) of one expert, as the flags of the experts class say."""

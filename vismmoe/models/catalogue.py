@@ -23,6 +23,7 @@ class Vision:
     saliency_attention: str | None = (
         None  # attention module whose weights tell saliency; None: it cannot be looked into
     )
+    saliency: str = "vismmoe.models.saliency:packed_saliency"  # function that looks into it
     mask_input: str | None = None  # processor output (1, T) that marks visual tokens, where the config names no token
 
 
@@ -58,6 +59,14 @@ _ENTRIES = (
     _image(
         "qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration",
         Vision("model.visual", saliency_attention="model.visual.blocks.-1.attn"),
+    ),
+    _image(
+        "deepseek_vl_v2", "vismmoe.models.deepseek_vl2:DeepseekVL2ForConditionalGeneration",
+        Vision(
+            "vision", saliency_attention="vision.encoder.layers.-1.self_attn", mask_input="images_seq_mask",
+            saliency="vismmoe.models.deepseek_vl2.saliency:view_saliency",
+        ),
+        layers="language.model.layers", processor_class="vismmoe.models.deepseek_vl2:DeepseekVL2Processor",
     ),
     _text("mixtral", "MixtralForCausalLM"),
     _text("olmoe", "OlmoeForCausalLM"),

@@ -123,7 +123,7 @@ class _Heads:
 def _heads(text: Any) -> _Heads:
     query = int(_known(text, "num_attention_heads") or 1)
     width = int(_known(text, "head_dim") or text.hidden_size // query)
-    latent = _known(text, "kv_lora_rank")  # multi-head latent attention: transformers caches what it expands to
+    latent = _known(text, "kv_lora_rank")  # multi-head latent attention expands to these
     key = int(_known(text, "qk_nope_head_dim") or 0) + int(_known(text, "qk_rope_head_dim") or 0) if latent else width
     return _Heads(
         query=query,
@@ -134,9 +134,14 @@ def _heads(text: Any) -> _Heads:
 
 
 def kv_values(checkpoint: Checkpoint) -> int:
-    """Numbers that the cache holds of one token, all layers together; layers without attention count as if they had."""
+    """Numbers that the cache holds of one token, all layers together; layers without attention count as if they had.
+
+    Of multi-head latent attention transformers caches the latent and the one rotated key.
+    """
     text = checkpoint.config.get_text_config()
     heads = _heads(text)
+    if latent := _known(text, "kv_lora_rank"):
+        return (int(latent) + int(_known(text, "qk_rope_head_dim") or 0)) * int(text.num_hidden_layers)
     return heads.cached * (heads.key_width + heads.value_width) * int(text.num_hidden_layers)
 
 

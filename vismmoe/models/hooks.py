@@ -8,14 +8,14 @@ length is read from layer 0, which holds the whole prompt, so decode positions s
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from vismmoe.models.catalogue import Family, Vision
-from vismmoe.models.saliency import received_attention
+from vismmoe.models.skeleton import named_class
 
 
 class Observer(Protocol):
@@ -23,6 +23,7 @@ class Observer(Protocol):
 
     wants_saliency: bool
     prompt_tokens: int
+    prompt_inputs: Mapping[str, Tensor]  # what the processor made of the request
 
     def begin_vision(self) -> None: ...
     def end_vision(self) -> None: ...
@@ -74,7 +75,9 @@ class StackHooks:
         tower.register_forward_pre_hook(self._before_vision)
         tower.register_forward_hook(self._after_vision)
         if vision.saliency_attention is not None:
-            self._merge_unit = int(tower.spatial_merge_size) ** 2  # type: ignore[arg-type]
+            config: Any = model.config
+            self._merge = int(config.vision_config.spatial_merge_size)
+            self._saliency = named_class(vision.saliency)
             attention = submodule(model, vision.saliency_attention)
             attention.register_forward_pre_hook(self._at_vision_attention, with_kwargs=True)
 
@@ -91,8 +94,7 @@ class StackHooks:
         if session is None or not session.wants_saliency:
             return
         hidden = args[0] if args else kwargs["hidden_states"]
-        positions = kwargs["position_embeddings"]
-        session.see_saliency(received_attention(module, hidden, kwargs["cu_seqlens"], positions, self._merge_unit))
+        session.see_saliency(self._saliency(module, hidden, kwargs, self._merge, session.prompt_inputs))
 
     def _before_decoder(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         session = self._current()

@@ -89,6 +89,9 @@ def _grid(
     if (found := inputs.get("image_grid_thw")) is not None:
         merge = int(getattr(config.vision_config, "spatial_merge_size", None) or 1)
         return tuple((rows // merge, columns // merge) for _, rows, columns in found.tolist())
+    if (own := getattr(processor, "visual_grids", None)) is not None:
+        grids: tuple[tuple[int, int], ...] = own(inputs)
+        return grids
     if len(images) == 1:
         return ((1, total),)
     alone = (_inputs(processor, family, [image], _text(processor, 1, "?")) for image in images)

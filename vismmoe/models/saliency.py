@@ -7,12 +7,21 @@ then over the patches that are merged into one visual token.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 BLOCK_BYTES = 1024**2  # most that one block of attention rows may take
+
+
+def packed_saliency(
+    attention: nn.Module, hidden: Tensor, kwargs: Mapping[str, Any], merge: int, inputs: Mapping[str, Tensor]
+) -> Tensor:
+    """`received_attention` of Qwen's tower, whose patches of all images lie one after another."""
+    return received_attention(attention, hidden, kwargs["cu_seqlens"], kwargs["position_embeddings"], merge**2)
 
 
 def received_attention(
@@ -31,7 +40,7 @@ def received_attention(
     query, key = _rotated(attention, hidden, position_embeddings)
     edges = cu_seqlens.tolist()
     scaling = float(attention.scaling)  # type: ignore[arg-type]
-    received = [_mean_received(query[:, first:last], key[:, first:last], scaling) for first, last in pairwise(edges)]
+    received = [mean_received(query[:, first:last], key[:, first:last], scaling) for first, last in pairwise(edges)]
     return torch.cat(received).reshape(-1, merge_unit).mean(1)
 
 
@@ -53,7 +62,8 @@ def _rotated(attention: nn.Module, hidden: Tensor, position_embeddings: tuple[Te
     return query.transpose(0, 1).float(), key.transpose(0, 1).float()
 
 
-def _mean_received(query: Tensor, key: Tensor, scaling: float) -> Tensor:
+def mean_received(query: Tensor, key: Tensor, scaling: float) -> Tensor:
+    """(P,) attention that each patch receives, relative to the uniform share; query and key (heads, P, d) float32."""
     heads, patches, _ = query.shape
     rows = max(1, BLOCK_BYTES // (heads * patches * 4))
     total = query.new_zeros(patches)

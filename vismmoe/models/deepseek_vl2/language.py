@@ -73,6 +73,11 @@ class DeepseekVL2TextModel(DeepseekV3Model):  # type: ignore[misc]
         self.gradient_checkpointing = False
         self.post_init()
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """transformers looks for the decorator in a class's own file; the experts here are its own."""
+        return True
+
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, SoftmaxRouter):

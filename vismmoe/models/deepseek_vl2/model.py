@@ -54,6 +54,11 @@ class DeepseekVL2ForConditionalGeneration(PreTrainedModel, GenerationMixin):  # 
         self.view_seperator = nn.Parameter(torch.randn(width) / math.sqrt(width))  # spelt as in the checkpoints
         self.post_init()
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """transformers looks for the decorator in a class's own file; the experts here are its own."""
+        return True
+
     def get_input_embeddings(self) -> nn.Module:
         embeddings: nn.Module = self.language.model.embed_tokens
         return embeddings

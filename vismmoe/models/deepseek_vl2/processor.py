@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from transformers import BatchFeature, PreTrainedTokenizerFast
 from transformers.image_processing_utils import BaseImageProcessor
 from transformers.processing_utils import ProcessorMixin
 
-from vismmoe.models.deepseek_vl2.sequence import tokens_per_image, tokens_per_side
+from vismmoe.models.deepseek_vl2.sequence import images_of, tokens_per_image, tokens_per_side
 from vismmoe.models.deepseek_vl2.tiling import best_resolution, cut_views, tile_counts
 
 CROPPED_IMAGES = 2  # up to so many images of a prompt are cut into tiles; more get one resolution each
@@ -157,6 +157,11 @@ class DeepseekVL2Processor(ProcessorMixin):  # type: ignore[misc]
             rows.append(self._encode(each, listed[:count]))
             listed = listed[count:]
         return self._batch(rows)
+
+    def visual_grids(self, inputs: Mapping[str, Tensor]) -> tuple[tuple[int, int], ...]:
+        """Per image of a single prompt: rows and columns of visual tokens; views and newlines make one long row."""
+        side = self.image_processor.side
+        return tuple((1, tokens_per_image(side, tiles)) for _, tiles in images_of(inputs["images_spatial_crop"][0]))
 
     def _encode(self, text: str, images: Sequence[Image.Image]) -> dict[str, Tensor]:
         """One prompt. Text between images, and an answer after its mark, is encoded piece by piece."""
