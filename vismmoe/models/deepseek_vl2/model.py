@@ -126,6 +126,8 @@ class DeepseekVL2ForConditionalGeneration(PreTrainedModel, GenerationMixin):  # 
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        cache: Any = None,
+        past_key_values: Any = None,  # the same; transformers has renamed it within version 5
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> MoeCausalLMOutputWithPast:
@@ -137,8 +139,13 @@ class DeepseekVL2ForConditionalGeneration(PreTrainedModel, GenerationMixin):  # 
                 inputs_embeds = self.prompt_embeddings(input_ids, images, images_seq_mask, images_spatial_crop)
             else:
                 inputs_embeds = self.get_input_embeddings()(input_ids)
+        held = {"cache": cache, "past_key_values": past_key_values}
         out = self.language.model(
-            inputs_embeds=inputs_embeds, attention_mask=attention_mask, position_ids=position_ids, **kwargs
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            **{name: value for name, value in held.items() if value is not None},
+            **kwargs,
         )
         rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.language.lm_head(out.last_hidden_state[:, rows])
