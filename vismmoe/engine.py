@@ -225,7 +225,13 @@ class Engine:
         with self._turn:
             if self._closed:
                 raise UsageError("this engine is closed: load a new one")
-            asked = [self._prepare(request) for request in requests]
+            try:
+                asked = [self._prepare(request) for request in requests]
+            except Exception:
+                raise
+            except BaseException:  # Ctrl-C while images are read: what else is to be done is the same as below
+                self.close()
+                raise
             self._check_fits(asked)
             evicted = self._pipeline.evictions
             answers = self._run(asked, on_text, recorder)

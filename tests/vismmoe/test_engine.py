@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -356,6 +358,36 @@ def test_an_interruption_leaves_no_thread(tiny_checkpoint: Path, question: Reque
     assert reader_threads()
     with pytest.raises(KeyboardInterrupt):
         engine.generate(question, interrupt)
+    assert not reader_threads()
+    with pytest.raises(UsageError, match="closed"):
+        engine.generate(question)
+
+
+@pytest.mark.parametrize("after_s", [0.05, 0.4])
+def test_ctrl_c_in_the_middle_of_slow_reads_leaves_no_thread(
+    tiny_checkpoint: Path, question: Request, force_plan: Any, monkeypatch: pytest.MonkeyPatch, after_s: float
+) -> None:
+    """A real signal, in the prefill or in decode, while readers and the computing thread wait for a disk."""
+    force_plan(slabs=TOP_K, pinned_layers=1)
+    read = ExpertStore.read_batch
+
+    def slow(self: ExpertStore, items: Sequence[Any], paced: bool = True) -> None:
+        time.sleep(0.02)
+        read(self, items, paced)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    engine = Engine.load(EngineConfig(model=str(tiny_checkpoint), readers=2))
+    monkeypatch.setattr(ExpertStore, "read_batch", slow)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, after_s)
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(Request(question.images, question.prompt, 500))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
     assert not reader_threads()
     with pytest.raises(UsageError, match="closed"):
         engine.generate(question)

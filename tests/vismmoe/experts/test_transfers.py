@@ -4,11 +4,14 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from vismmoe.errors import CheckpointError, UsageError
 from vismmoe.experts import transfers as transfers_module
@@ -17,7 +20,7 @@ from vismmoe.experts.host import HostTier
 from vismmoe.experts.slabs import SlabPool
 from vismmoe.experts.store import ExpertStore
 from vismmoe.experts.transfers import CpuTransfers, CudaTransfers
-from vismmoe.types import ExpertId
+from vismmoe.types import ExpertId, ExpertLayout, PartShape
 
 A, B, C, D, E = (ExpertId(1, number) for number in range(5))
 READER = "vismmoe-reader-0"
@@ -312,13 +315,16 @@ class Driver:
         self.ran += 1
 
 
-@pytest.mark.parametrize(("slabs", "batched"), [(1, True), (4, False), (12, True), (12, False), (48, False)])
+@pytest.mark.parametrize(
+    ("slabs", "batched", "copies"), [(1, True, 0), (4, False, 6), (12, True, 20), (12, False, 0), (48, False, 0)]
+)
 def test_random_layers_over_a_slow_and_failing_disk_never_see_wrong_bytes_and_never_hang(
     fake_store: Callable[..., Any],
     plain_layout: Callable[..., Any],
     request: pytest.FixtureRequest,
     slabs: int,
     batched: bool,
+    copies: int,
 ) -> None:
     if not batched:
         request.getfixturevalue("one_by_one")
@@ -326,13 +332,14 @@ def test_random_layers_over_a_slow_and_failing_disk_never_see_wrong_bytes_and_ne
     store = fake_store(delay_s=0.0002)
     pool = SlabPool(slabs, plain_layout())
     cache = ExpertCache(slabs, reserve=min(4, slabs))
+    host = HostTier(copies, plain_layout(), cache.frequency) if copies else None
     every = [ExpertId(layer, number) for layer in range(4) for number in range(12)]
 
     def check(expert: ExpertId, slot: int) -> bool:
         slab = pool.buffer(slot)
         return bytes(slab[:1]) == bytes(slab[-1:]) == store.pattern(expert, 1)
 
-    with CpuTransfers(store, pool, readers=2) as transfers:
+    with CpuTransfers(store, pool, readers=2, host=host) as transfers:
         driver = Driver(cache, transfers, check)
         for _ in range(30):
             store.broken = set(dice.sample(every, 2))
@@ -351,6 +358,80 @@ def test_random_layers_over_a_slow_and_failing_disk_never_see_wrong_bytes_and_ne
                 (cache.forget if ticket.error else cache.landed)(ticket.expert)
             assert driver.failures - failures <= 5  # guesses that had failed before
     assert driver.ran > 300
+
+
+class Disk:
+    """Fills a slab with its expert's number; half-way through it fails for `broken`."""
+
+    def __init__(self) -> None:
+        self.broken: set[ExpertId] = set()
+
+    @staticmethod
+    def number(expert: ExpertId) -> bytes:
+        return bytes([expert.layer * 16 + expert.expert])
+
+    def read_batch(self, items: Sequence[tuple[ExpertId, memoryview]]) -> None:
+        for expert, slab in items:
+            slab[:32] = self.number(expert) * 32
+            if expert in self.broken:
+                raise OSError("the disk is gone")
+            slab[32:] = self.number(expert) * 32
+
+
+class TrafficWalk(RuleBasedStateMachine):
+    """Cache, transfers and host tier walked at random over a disk that breaks and heals: right bytes or an error."""
+
+    experts = st.builds(ExpertId, st.integers(0, 2), st.integers(0, 5))
+    layout = ExpertLayout(torch.uint8, (PartShape("weight", (64,), False),), {}, 64)
+
+    @initialize(slabs=st.integers(1, 9), readers=st.integers(1, 3), copies=st.integers(0, 6))
+    def begin(self, slabs: int, readers: int, copies: int) -> None:
+        self.store = Disk()
+        self.pool = SlabPool(slabs, self.layout)
+        self.cache = ExpertCache(slabs, reserve=min(2, slabs))
+        self.host = HostTier(copies, self.layout, self.cache.frequency) if copies else None
+        self.transfers = CpuTransfers(self.store, self.pool, readers, self.host)
+        self.driver = Driver(self.cache, self.transfers, self.holds)
+
+    def holds(self, expert: ExpertId, slot: int) -> bool:
+        return bytes(self.pool.buffer(slot)) == self.store.number(expert) * 64
+
+    @rule(layer=st.integers(0, 2), wanted=st.sets(st.integers(0, 5), min_size=1), guesses=st.sets(experts, max_size=4))
+    def run_layer(self, layer: int, wanted: set[int], guesses: set[ExpertId]) -> None:
+        ahead = [(expert, 0.1 * expert.expert) for expert in guesses if expert.layer > layer]
+        before = self.driver.ran + self.driver.failures
+        self.driver.run_layer(layer, [ExpertId(layer, number) for number in wanted], ahead)
+        assert self.driver.ran + self.driver.failures == before + len(wanted)
+
+    @rule()
+    def begin_step(self) -> None:
+        self.cache.begin_step()
+
+    @rule(broken=st.sets(experts, max_size=3))
+    def some_break(self, broken: set[ExpertId]) -> None:
+        self.store.broken = broken
+
+    @rule(expert=experts)
+    def runs_where_it_lies(self, expert: ExpertId) -> None:
+        if self.host is not None and (weights := self.host.run_here(expert)) is not None:
+            assert bytes(weights["weight"].numpy()) == self.store.number(expert) * 64
+            self.host.stop_running(expert)
+
+    @invariant()
+    def no_more_is_held_than_there_is_room_for(self) -> None:
+        if hasattr(self, "cache"):
+            assert len(self.cache) <= self.cache.slabs
+            assert self.host is None or len(self.host) <= self.host.capacity
+
+    def teardown(self) -> None:
+        if hasattr(self, "transfers"):
+            self.transfers.close()
+
+
+TrafficWalk.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestTrafficWalk = TrafficWalk.TestCase
 
 
 def test_the_real_store_feeds_the_slabs_through_evictions(make_masters: Callable[..., Any]) -> None:
