@@ -4,10 +4,13 @@ BASE := $(shell for each in python3.11 python3.12 python3.13 python3; do \
 PYTHON := .venv/bin/python
 READY := .venv/.ready
 
-.PHONY: demo test lint paper reference clean
+.PHONY: demo eval-demo test lint paper reference clean
 
 demo: $(READY)  ## the main job on the reference model and the shipped scenes
 	$(PYTHON) -m vismmoe_training.demo $(ARGS)
+
+eval-demo: $(READY)  ## four scene benchmarks with all, 70 % and 50 % of the visual tokens
+	$(PYTHON) -m vismmoe_training.eval_demo $(ARGS)
 
 test: lint  ## lint, types, import contract, tests
 	$(PYTHON) -m pytest -q $(ARGS)

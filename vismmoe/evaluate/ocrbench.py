@@ -82,7 +82,6 @@ def _total_lmms_eval(readings: Sequence[Reading]) -> Score:
     values = {
         "final_score": sum(points.values()),
         "ocrbench_accuracy": sum(points.values()) / 1000,
-        "by_type": points,
         "by_type_nonzero": {kind: count for kind, count in points.items() if count},
     }
     return Score("final_score", "points", values, {}, ("ocrbench_accuracy is points / 1000 whatever the rows",))

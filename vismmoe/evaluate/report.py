@@ -84,7 +84,11 @@ def retention_report(told: Mapping[str, Any]) -> str:
     lines = [head, "", table([_arm(arm) for arm in told["arms"]], columns), LEGEND]
     names = list(dict.fromkeys(key for arm in told["arms"] for key in flat_numbers(arm["scores"])))
     flat = [flat_numbers(arm["scores"]) for arm in told["arms"]]
-    rows = [(key, *(_number(each.get(key)) for each in flat)) for key in names]
+    rows = [
+        (key, *(_number(each.get(key)) for each in flat))
+        for key in names
+        if "." not in key or any(each.get(key) != 0 for each in flat)  # a part that nobody scored in is left out
+    ]
     lines += ["", table(rows, ("", *(arm["name"] for arm in told["arms"]))), *_remarks(told["arms"][0])]
     return "\n".join(lines)
 

@@ -36,10 +36,10 @@ CATEGORIES = {
 class Sizes:
     """How much of each shape is made."""
 
-    mme: int = 24  # images, two questions each
-    mmbench: int = 12  # questions, four passes each
-    pope: int = 8  # images, six questions each
-    ocrbench: int = 48  # rows
+    mme: int = 18  # images, two questions each
+    mmbench: int = 9  # questions, four passes each
+    pope: int = 6  # images, six questions each
+    ocrbench: int = 36  # rows
 
 
 SHAPES = ("mme", "mmbench", "pope", "ocrbench")
@@ -52,7 +52,7 @@ def write_benchmarks(folder: Path | str, sizes: Sizes = Sizes(), seed: int = SEE
     found = {}
     for number, shape in enumerate(SHAPES):
         rng = np.random.default_rng((seed, number))
-        rows = _MAKERS[shape](_pictures(rng), rng, getattr(sizes, shape))
+        rows = _MAKERS[shape](pictures_of(rng), rng, getattr(sizes, shape))
         place = target / f"scenes-{shape}"
         _write(place, shape, rows)
         found[shape] = place
@@ -62,7 +62,8 @@ def write_benchmarks(folder: Path | str, sizes: Sizes = Sizes(), seed: int = SEE
 Pictures = Iterator[tuple[Scene, bytes]]
 
 
-def _pictures(rng: np.random.Generator) -> Pictures:
+def pictures_of(rng: np.random.Generator) -> Pictures:
+    """Scenes without end, each with its picture as a PNG file."""
     while True:
         scene = sample_scene(rng, SceneSpec())
         yield scene, png(draw_scene(scene))
