@@ -55,7 +55,10 @@ COMMANDS = {
         "replay routing logs against devices and cache rules", "SimulateConfig", "simulate",
         example="vismmoe simulate --traces runs/traces --profile configs/devices/*.yaml --policy lru lfu",
     ),
-    "report": Command("draw pictures of logs, artifacts and runs"),
+    "report": Command(
+        "draw pictures of logs, artifacts and runs on one page", "ReportConfig", "report",
+        example="vismmoe report --traces runs/traces --artifact runs/artifact --output runs/report",
+    ),
     "serve": Command("answer over HTTP"),
 }  # fmt: skip
 

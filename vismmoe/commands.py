@@ -17,6 +17,7 @@ from vismmoe.config import (
     InferConfig,
     PlanConfig,
     RegisterConfig,
+    ReportConfig,
     SimulateConfig,
     TrainConfig,
     TuneConfig,
@@ -119,6 +120,12 @@ def simulate(config: SimulateConfig, results: IO[str]) -> None:
         return
     found = compare_rules(config, lambda source, spec: _learned(source, spec, config.tracking_uri))
     print(json.dumps(simulation_json(found)) if config.json else simulation_report(found), file=results)
+
+
+def report(config: ReportConfig, results: IO[str]) -> None:
+    from vismmoe_training.report.make import make_report
+
+    print(make_report(config), file=results)
 
 
 def _learned(source: str, spec: ModelSpec, tracking_uri: str | None) -> LookaheadPredictor:

@@ -374,6 +374,53 @@ class SimulateConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReportConfig(Config):
+    """Draw pictures of logs, artifacts and runs."""
+
+    output: DirText
+    """Folder for the page (report.html) and its pictures."""
+    traces: tuple[DirText, ...] = ()
+    """Folders of routing logs, one or more."""
+    artifact: DirText | None = None
+    """Predictor's artifact folder, to be compared with the trivial rules."""
+    run: Annotated[str, Unit("RUN_ID")] | None = None
+    """MLflow run of a training: its predictor is shown, and the report is logged into it."""
+    study: Annotated[str, Unit("NAME")] | None = None
+    """Tuning study whose Pareto front is shown; without one it is that of memory against stall."""
+    storage: Annotated[str, Unit("URL")] = "sqlite:///tune.db"
+    """Database of the study."""
+    model: Annotated[str, Unit("DIR")] = REFERENCE_MODEL
+    """Checkpoint folder of the logged model, which is asked about some pictures."""
+    images: Annotated[str, Unit("CORPUS")] = "datasets/scenes/heldout"
+    """Folder of these pictures."""
+    limit: Count = 8
+    """Pictures that the model is asked about, and requests of the logs that are replayed."""
+    keep_ratio: Fraction = 0.5
+    """Share of the visual tokens that is kept in the pictures of kept tokens."""
+    compressor: CompressorName = "affinity"
+    """How they are chosen."""
+    profile: Annotated[str, Unit("FILE.yaml")] = "configs/devices/cpu-2-cores.yaml"
+    """Device that the logs are replayed on; see configs/devices."""
+    slots: Count | None = None
+    """Slabs of the request whose time line is drawn; default: a quarter of the deeper layers' experts."""
+    expert_bytes: Size | None = None
+    """Size of one expert in replays; default: that of the logged model in two bytes a weight."""
+    log: bool = True
+    """Log the report to MLflow: into --run, else into a run of its own."""
+    experiment: Annotated[str, Unit("NAME")] = "vismmoe"
+    """MLflow experiment of a run of its own."""
+    tracking_uri: Annotated[str, Unit("URI")] | None = None
+    """MLflow server or database; default: MLFLOW_TRACKING_URI, else mlflow.db in the working folder."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.traces and self.artifact is None and self.run is None:
+            raise UsageError("Nothing to report on: name --traces, --artifact or --run.")
+        if self.artifact is not None and self.run is not None:
+            raise UsageError("--artifact and --run both name a predictor: give one of them.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RegisterConfig(Config):
     """Put an artifact into the model registry."""
 

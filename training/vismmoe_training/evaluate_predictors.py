@@ -47,7 +47,11 @@ def compare(net: LookaheadNet, data: LookaheadData, detailed: bool = False) -> l
 
     detailed: of decode also "decode, layer N" and, when the logs come from several folders, "decode, corpus NAME".
     """
-    rules = scoring_rules(net, data)
+    return compare_rules(scoring_rules(net, data), data, detailed)
+
+
+def compare_rules(rules: Mapping[str, Score], data: LookaheadData, detailed: bool = False) -> list[Recall]:
+    """The same for rules by name."""
     sums: dict[tuple[str, str, int, int], Tensor] = defaultdict(lambda: torch.zeros(6, dtype=torch.float64))
     with torch.inference_mode():
         for rows, batch in data.batches("test"):
@@ -71,12 +75,14 @@ def control(data: LookaheadData) -> float:
     return hot_recall(gate, active, data.table.spec.top_k)
 
 
-def scoring_rules(net: LookaheadNet, data: LookaheadData) -> dict[str, Score]:
-    """Name -> batched scores, the learned predictor first."""
+def scoring_rules(net: LookaheadNet | None, data: LookaheadData) -> dict[str, Score]:
+    """Name -> batched scores, the learned predictor first if there is one."""
     frequency = _ahead_table(data.table.expert_table(data.rows["train"]), data.table.window)
     generator = torch.Generator().manual_seed(0)
-    return {
-        "lookahead": lambda rows, batch: net(batch.inputs).expand(batch.active.shape),
+    learned: dict[str, Score] = {}
+    if net is not None:
+        learned["lookahead"] = lambda rows, batch: net(batch.inputs).expand(batch.active.shape)
+    return learned | {
         "next gate": lambda rows, batch: batch.inputs.next_gate,
         "previous token": lambda rows, batch: batch.inputs.ahead,
         "frequency": lambda rows, batch: frequency[batch.inputs.decode.long(), batch.inputs.row],

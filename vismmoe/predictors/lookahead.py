@@ -131,6 +131,11 @@ class LookaheadPredictor:
         self._decode = None if self.needs_gate else DecodeCall(net, gate)
 
     @property
+    def net(self) -> LookaheadNet:
+        """The exported network, for calls on many rows at once."""
+        return self._net
+
+    @property
     def needs_gate(self) -> bool:
         """Whether `bind` must be called before `predict`."""
         return self._net.config.use_next_gate and self._gate is None
