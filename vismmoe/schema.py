@@ -113,6 +113,8 @@ class Option:
         if self.kind is bool and isinstance(value, bool):
             return value
         if self.kind is str and isinstance(value, str):
+            if self.unit and not value.strip():  # as a path it would mean the working folder
+                raise UsageError(f"{source} is empty: give {self.unit}, or leave it out.")
             return value
         if self.kind in (int, float) and isinstance(value, (str, int, float)) and not isinstance(value, bool):
             return self._number(value, source)

@@ -6,7 +6,7 @@ import pytest
 
 from vismmoe import config as configs
 from vismmoe.cli import COMMANDS
-from vismmoe.config import InferConfig, PlanConfig, TrainConfig
+from vismmoe.config import CollectConfig, InferConfig, PlanConfig, TrainConfig
 from vismmoe.errors import UsageError
 from vismmoe.schema import options
 from vismmoe.settings import build, read_yaml
@@ -105,6 +105,13 @@ def test_a_file_that_is_not_text_or_not_there_is_refused(tmp_path: Path) -> None
     for name in ("binary.yaml", "none.yaml"):
         with pytest.raises(UsageError, match=name):
             read_yaml(tmp_path / name, InferConfig)
+
+
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_an_empty_path_does_not_mean_the_working_folder(empty: str) -> None:
+    flags = {"images": "datasets", "output": empty}
+    with pytest.raises(UsageError, match="--output is empty: give DIR"):
+        build(CollectConfig, flags=flags)
 
 
 def test_an_empty_file_overrides_nothing(tmp_path: Path) -> None:

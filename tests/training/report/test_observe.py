@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from PIL import Image
 
 from vismmoe.config import EngineConfig
 from vismmoe.engine import Engine
+from vismmoe.simulate.result import Span
+from vismmoe.simulate.transfers import Read
+from vismmoe.types import ExpertId
 from vismmoe_training.report import figures
 from vismmoe_training.report.observe import Observation, observe
 
@@ -37,3 +41,16 @@ def test_coverage_is_a_mean_over_requests_of_what_the_busiest_take() -> None:
     counts[1, 0, :20] = 3
     seen = Observation((0,), 0, {"text": counts}, torch.zeros(2, 1, 4), (), 0.5, "affinity")
     assert seen.coverage("text").tolist() == [(0.5 + 0.75) / 2]
+
+
+def test_the_time_line_shows_the_longest_request_to_its_end() -> None:
+    def run(seconds: float) -> tuple[list[Span], list[Read]]:
+        spans = [
+            Span("layer", 0, 0, 0, 5.0, 5.0 + seconds / 2),
+            Span("stall", 0, 1, 0, 5.0 + seconds / 2, 5.0 + seconds),
+        ]
+        return spans, [Read((ExpertId(0, 0),), True, 5.0, 5.1)]
+
+    figure = figures.timeline({"slow": run(2.0), "quick": run(1.0)})
+    assert [ax.get_xlim() for ax in figure.axes[::2]] == [(0, pytest.approx(2000, rel=0.1))] * 2
+    assert figures.svg(figure)

@@ -217,7 +217,7 @@ def _lanes(ax: Any, tracks: Sequence[_Track], start: float, end: float) -> None:
         ax.broken_barh(widths, (place - 0.35, 0.7), facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0)
     ax.set_yticks(range(len(tracks)), [label for label, *_ in reversed(tracks)], fontsize=8)
     ax.set_ylim(-0.6, len(tracks) - 0.4)
-    ax.set_xlim(0, (end - start) * 1e3)
+    ax.set_xlim(0, max((end - start) * 1e3, ax.get_xlim()[1]))  # shared by all rules, the longest decides
     ax.grid(axis="x", alpha=0.3)
 
 
