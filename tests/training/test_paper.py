@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from vismmoe.compressors import COMPRESSORS
 from vismmoe.predictors import LookaheadNet, PredictorConfig
 from vismmoe.types import ModelSpec
 from vismmoe_training.evaluate_predictors import CEILING, Recall
@@ -17,7 +16,7 @@ from vismmoe_training.paper.ablation import STEPS, Step
 from vismmoe_training.paper.answers import VANILLA, Answers, Outcome, covered
 from vismmoe_training.paper.choice import winner
 from vismmoe_training.paper.foresight import OURS, PUBLISHED, TOP, WINDOW, Foresight
-from vismmoe_training.paper.scale import KEEP_RATIOS, REDUCED, SPECS, Paper
+from vismmoe_training.paper.scale import ARMS, REDUCED, SPECS, Paper
 from vismmoe_training.paper.spread import Figure
 from vismmoe_training.paper.tables import Results
 
@@ -66,7 +65,7 @@ def outcome(right: bool, unique: float) -> Outcome:
 
 @pytest.fixture
 def results() -> Results:
-    outcomes = {(method, ratio): outcome(method != "random", 90) for method in COMPRESSORS for ratio in KEEP_RATIOS}
+    outcomes = {(method, ratio): outcome(method != "random", 90) for method, ratio in ARMS}
     answers = Answers({(VANILLA, 1.0): outcome(True, 120), **outcomes}, dict.fromkeys(published.COVERAGE, 0.5))
     phases = ("decode", "prefill", "decode, layer 0")
     recalls = [

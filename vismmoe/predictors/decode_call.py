@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from vismmoe.predictors.lookahead import LookaheadNet
     from vismmoe.predictors.next_gate import NextGate
 
-HALF_FROM = 1024  # hidden size from which a layer's large matrices are kept in bfloat16: half the bytes to read
-
 
 @dataclass(frozen=True)
 class _Layer:
@@ -63,10 +61,9 @@ class DecodeCall:
     def __call__(self, state: LayerState, row: int) -> Tensor:
         """(w, E) logits, w = the layers that exist ahead of MoE layer `row` (one row for a single head)."""
         layer = self._layers[row]
-        token = state.hidden[0]
+        token = state.hidden[0].float()
         if layer.project is not None:
-            token = torch.mv(layer.project, token.to(layer.project.dtype))
-        token = token.float()
+            token = torch.mv(layer.project, token)
         z = self._static_part(state, row)
         if self._recent is not None:
             z = torch.addmv(z, self._recent, recent_histogram(state.history, row, self._window))
@@ -75,13 +72,13 @@ class DecodeCall:
         z = torch.addmv(self._b2, self._w2, z.relu()).relu_()
         if layer.down is not None:
             z = torch.cat((z, torch.mv(layer.down, token)))
-        out = _times(layer.out, z).add(layer.bias).view(-1, self._experts)
+        out = torch.addmv(layer.bias, layer.out, z).view(-1, self._experts)
         if layer.history_scale is not None:
             ahead = state.history[row + 1 : row + 1 + self._window]
             out.addcmul_(history_evidence(ahead), layer.history_scale)
         if layer.gate is None or layer.gate_bias is None or layer.gate_scale is None:
             return out
-        logits = _times(layer.gate, token).add(layer.gate_bias).view(-1, self._experts)
+        logits = torch.addmv(layer.gate_bias, layer.gate, token).view(-1, self._experts)
         evidence = logits.log_softmax(-1).clamp_(min=self._floor).add_(self._uniform)
         return out.addcmul_(evidence, layer.gate_scale)
 
@@ -99,11 +96,6 @@ class DecodeCall:
         return total
 
 
-def _times(weight: Tensor, x: Tensor) -> Tensor:
-    """weight @ x in float32, whatever the weight is kept in. (n, m), (m,) -> (n,)."""
-    return torch.mv(weight, x) if weight.dtype == torch.float32 else torch.mv(weight, x.to(weight.dtype)).float()
-
-
 def _layer(net: LookaheadNet, gate: NextGate | None, row: int, parts: dict[str, slice]) -> _Layer:
     first = cast(nn.Linear, net.trunk[0])
     basis, mean = net.token_basis, net.token_centre
@@ -119,9 +111,6 @@ def _layer(net: LookaheadNet, gate: NextGate | None, row: int, parts: dict[str, 
     head = _head(net, row) if net.guide is None else _guided(net.guide, row, gate, back, centre)
     asked = token is not None or head.get("down") is not None or head.get("gate") is not None
     project = back.T.contiguous() if back is not None and asked else None
-    if net.hidden_size >= HALF_FROM:
-        project = None if project is None else project.bfloat16()
-        head |= {name: head[name].bfloat16() for name in ("out", "gate") if head[name] is not None}  # type: ignore[union-attr]
     return _Layer(project=project, first_bias=bias if offset is None else bias + offset, first_token=token, **head)  # type: ignore[arg-type]
 
 

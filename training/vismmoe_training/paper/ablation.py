@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from vismmoe.config import EngineConfig, PlanConfig, resolve_model
-from vismmoe.engine import Engine, plan_for
+from vismmoe.engine import Engine, Request, plan_for
 from vismmoe.models.checkpoint import open_checkpoint
 from vismmoe.predictors import LookaheadNet, LookaheadPredictor, NextGate
+from vismmoe.simulate.agreement import compare_with_runtime
 from vismmoe_training.arms import Arm, answer_all, read_questions
 from vismmoe_training.paper.scale import ANSWER_TOKENS, DTYPE, Paper
 
+SLOW_DISK = 20_000_000  # bytes a second: the page cache would answer faster than a thread wakes up
 STEPS = ("base", "+ compression", "+ prediction and prefetch", "+ pipeline")
 
 
@@ -48,6 +50,15 @@ def ablate(paper: Paper, seed: int, net: LookaheadNet, default: str) -> Mapping[
             result.total_ms / asked, both.stall_ms / asked, both.bytes_loaded / asked / 2**20, both.hit_rate
         )
     return found
+
+
+def simulator_errors(paper: Paper, seed: int) -> Mapping[str, float]:
+    """Share by which the simulated stall is off the measured one, by rule and budget, reads slowed to a known rate."""
+    asked = read_questions(paper.scenes(seed, "usual"), paper.scale.simulator_questions)
+    requests = [Request((one.image,), one.prompt, ANSWER_TOKENS, 0.5) for one in asked]
+    config = EngineConfig(model=paper.model, device="cpu", threads=1, disk_rate=SLOW_DISK)
+    found = compare_with_runtime(config, requests)
+    return {f"{one.predictor}, {one.budget_bytes / 2**20:.0f} MiB": one.error for one in found}
 
 
 def small_budget(model: str) -> int:

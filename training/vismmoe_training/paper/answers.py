@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from vismmoe.compressors import COMPRESSORS
 from vismmoe.config import EngineConfig
 from vismmoe.engine import Engine, Request
 from vismmoe.metrics import coverage
 from vismmoe.session import Session
 from vismmoe.types import LayerState
 from vismmoe_training.arms import Asked, read_questions, same
-from vismmoe_training.paper.scale import ANSWER_TOKENS, DTYPE, KEEP_RATIOS, SPECS, Paper
+from vismmoe_training.paper.scale import ANSWER_TOKENS, ARMS, DTYPE, SPECS, Paper
 
 VANILLA = "vanilla"
 TOP = 20  # experts whose share of the routed tokens is the coverage
@@ -55,10 +54,9 @@ def answer_seed(paper: Paper, seed: int) -> Answers:
     outcomes: dict[Key, Outcome] = {}
     with Engine.load(EngineConfig(model=paper.model, device="cpu", threads=1, compute_dtype=DTYPE)) as engine:
         outcomes[VANILLA, 1.0] = _ask(engine, questions, "uniform", 1.0, meter.raw)
-        for ratio in KEEP_RATIOS:
-            for method in COMPRESSORS:
-                watch = meter.pruned if (method, ratio) == ("affinity", 0.5) else None
-                outcomes[method, ratio] = _ask(engine, questions, method, ratio, watch)
+        for method, ratio in ARMS:
+            watch = meter.pruned if (method, ratio) == ("affinity", 0.5) else None
+            outcomes[method, ratio] = _ask(engine, questions, method, ratio, watch)
     return Answers(outcomes, meter.means())
 
 

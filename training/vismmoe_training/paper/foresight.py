@@ -26,7 +26,6 @@ WITHOUT = {  # Fig. 11, and what else can be left out
     "visual summary": PredictorConfig(window=WINDOW, use_visual_summary=False),
     "next gate": PredictorConfig(window=WINDOW, use_next_gate=False),
     "token state": PredictorConfig(window=WINDOW, use_token_state=False),
-    "history": PredictorConfig(window=WINDOW, use_history=False),
 }
 VAL_FRACTION = 0.15
 

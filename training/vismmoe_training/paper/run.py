@@ -10,10 +10,11 @@ from multiprocessing import get_context
 
 from vismmoe.config import CollectConfig
 from vismmoe_training.collect import collect
-from vismmoe_training.paper.ablation import ablate
+from vismmoe_training.paper.ablation import ablate, simulator_errors
 from vismmoe_training.paper.answers import answer_seed
 from vismmoe_training.paper.foresight import foresee_seed
 from vismmoe_training.paper.scale import ANSWER_TOKENS, DTYPE, FIRST_SEED, LOGGED_RATIO, SPECS, Paper
+from vismmoe_training.paper.spread import Figure
 from vismmoe_training.paper.tables import Results
 from vismmoe_training.scenes.corpus import write_corpus
 
@@ -36,6 +37,8 @@ def run(paper: Paper) -> tuple[str, dict[str, object]]:
     _say(f"{time.monotonic() - started:.0f} s; ablation")
     results = Results(paper, foresights, answers)
     results.ablations = [ablate(paper, seed, foresights[seed].net, results.default) for seed in seeds]
+    errors = simulator_errors(paper, 0)
+    results.simulator_errors = {name: Figure.of([error]) for name, error in errors.items()}
     results.seconds = time.monotonic() - started
     return str(results), results.to_json()
 

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from vismmoe.compressors import COMPRESSORS
 from vismmoe_training.scenes import SceneSpec
 
 ANSWER_TOKENS = 12
 DTYPE: Literal["float32"] = "float32"  # the same figures on machines with and without native bfloat16
 KEEP_RATIOS = (0.7, 0.5, 0.3)
+AT_FEWEST = ("affinity", "affinity-bytes", "prompt", "saliency", "random", "downsample")
+ARMS = tuple((m, r) for r in KEEP_RATIOS for m in COMPRESSORS if r > min(KEEP_RATIOS) or m in AT_FEWEST)
 LOGGED_RATIO = 0.5  # of the visual tokens, in all routing logs: what the published speed runs keep
 
 
@@ -24,9 +27,10 @@ class Scale:
     questions: int  # asked of every compressor at every keep ratio, each seed
     ablation_questions: int
     epochs: int
+    simulator_questions: int = 4
 
 
-FULL = Scale(seeds=3, train_images=200, heldout_images=40, questions=36, ablation_questions=16, epochs=30)
+FULL = Scale(seeds=3, train_images=160, heldout_images=32, questions=24, ablation_questions=8, epochs=15)
 REDUCED = Scale(seeds=2, train_images=16, heldout_images=6, questions=2, ablation_questions=2, epochs=2)
 
 # Scenes as the model was trained on, and scenes of more and smaller things, where a dropped token costs most.

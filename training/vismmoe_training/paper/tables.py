@@ -13,7 +13,7 @@ from vismmoe_training.paper.ablation import STEPS, Step
 from vismmoe_training.paper.answers import VANILLA, Answers
 from vismmoe_training.paper.choice import RULE, retention, unique_experts, winner
 from vismmoe_training.paper.foresight import OURS, PUBLISHED, TOP, WINDOW, Foresight
-from vismmoe_training.paper.scale import KEEP_RATIOS, SPECS, Paper
+from vismmoe_training.paper.scale import ARMS, AT_FEWEST, KEEP_RATIOS, SPECS, Paper
 from vismmoe_training.paper.spread import Figure
 
 Cell = tuple[str, str, int, int]  # rule, phase, k, distance
@@ -28,9 +28,8 @@ class Results:
         self.seconds = 0.0
         self._paper, self._foresights, self._answers = paper, foresights, answers
         self._recall = _by_cell([f.recalls for f in foresights], "recall")
-        keys = [(method, ratio) for ratio in KEEP_RATIOS for method in COMPRESSORS]
-        self._kept = {key: retention(answers, key) for key in keys}
-        self._unique = {key: unique_experts(answers, key) for key in [(VANILLA, 1.0), *keys]}
+        self._kept = {key: retention(answers, key) for key in ARMS}
+        self._unique = {key: unique_experts(answers, key) for key in [(VANILLA, 1.0), *ARMS]}
         self.winner = winner(self._kept, self._unique)
 
     @property
@@ -91,19 +90,18 @@ class Results:
     def _accuracy(self) -> str:
         vanilla = Figure.of([a.outcomes[VANILLA, 1.0].accuracy() for a in self._answers])
         rows = []
-        for ratio in KEEP_RATIOS:
-            for method in sorted(COMPRESSORS, key=lambda m: self._unique[m, ratio].mean):
-                told = published.RETENTION.get(method, {}).get(ratio)
-                rows.append(
-                    (
-                        f"{ratio:.0%}",
-                        method,
-                        "-" if told is None else f"{told:.1%}",
-                        self._kept[method, ratio].percent(),
-                        self._unique[method, ratio].plain(),
-                        self._tokens(method, ratio),
-                    )
+        for method, ratio in sorted(ARMS, key=lambda key: (-key[1], self._unique[key].mean)):
+            told = published.RETENTION.get(method, {}).get(ratio)
+            rows.append(
+                (
+                    f"{ratio:.0%}",
+                    method,
+                    "-" if told is None else f"{told:.1%}",
+                    self._kept[method, ratio].percent(),
+                    self._unique[method, ratio].plain(),
+                    self._tokens(method, ratio),
                 )
+            )
         head = ("kept", "compressor", "published", "accuracy of vanilla's", "unique experts", "tokens")
         first = f"vanilla: {vanilla.percent()} right, {self._unique[VANILLA, 1.0].plain()} experts a deeper layer"
         return f"{table(rows, head)}\n{first}\nThe rule ({RULE}) names: {self.winner or 'nobody'}"
@@ -112,7 +110,8 @@ class Results:
         rows = [
             (f"{ratio:.0%}", method, *(retention(self._answers, (method, ratio), kind).percent() for kind in SPECS))
             for ratio in KEEP_RATIOS
-            for method in dict.fromkeys((self.default, "affinity", "saliency", "random", "uniform", "downsample"))
+            for method in dict.fromkeys((self.default, *AT_FEWEST))
+            if (method, ratio) in ARMS
         ]
         return table(rows, ("kept", "compressor", *(f"{kind} scenes, of vanilla's" for kind in SPECS)))
 
@@ -152,15 +151,12 @@ class Results:
             "control": Figure.of([f.control for f in self._foresights]).to_json(),
             "accuracy": {
                 VANILLA: {"1.0": Figure.of([a.outcomes[VANILLA, 1.0].accuracy() for a in self._answers]).to_json()},
-                **{
-                    method: {str(ratio): self._kept[method, ratio].to_json() for ratio in KEEP_RATIOS}
-                    for method in COMPRESSORS
-                },
+                **{name: {str(r): self._kept[m, r].to_json() for m, r in ARMS if m == name} for name in COMPRESSORS},
             },
             "accuracy_is": "share of exact matches; of compressors as a share of vanilla's",
             "unique_experts": {
-                method: {str(ratio): self._unique[method, ratio].to_json() for ratio in ratios}
-                for method, ratios in {VANILLA: (1.0,), **dict.fromkeys(COMPRESSORS, KEEP_RATIOS)}.items()
+                name: {str(r): figure.to_json() for (m, r), figure in self._unique.items() if m == name}
+                for name in (VANILLA, *COMPRESSORS)
             },
             "default_compressor": {"rule": RULE, "winner": self.winner},
             "ablation": {
