@@ -55,7 +55,7 @@ def run(model: str, row: Row) -> dict[str, int]:
     least = plan_for(PlanConfig(model=model))
     budget = least.minimum_bytes + int(row.share * (least.all_resident_bytes - least.minimum_bytes))
     with Engine.load(EngineConfig(model=model, device_memory=budget)) as engine:
-        engine._stop = []  # the answer is as long as asked for
+        engine._stop = [1 << 30]  # no such token: the answer is as long as asked for
         pictures = (Image.new("RGB", (256, 256), (200, 30, 30)),) if row.picture else ()
         told = engine.generate(Request(pictures, _WORD * row.words, row.answer))
     return {

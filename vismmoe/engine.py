@@ -150,7 +150,7 @@ class Engine:
         device = resolve_device(config.device)
         if device.type == "cpu":
             torch.set_num_threads(config.threads or arithmetic_threads(checkpoint.layout.expert_bytes))
-        dtype = resolve_dtype(config.compute_dtype, checkpoint.layout.dtype, device)
+        dtype = resolve_dtype(config.compute_dtype, checkpoint.layout, device)
         processor = load_processor(checkpoint.folder, checkpoint.family)
         peak = ResidentPeak()  # code that is imported and the processor are no part of the model
         model = load_model(checkpoint, device=device, dtype=dtype)

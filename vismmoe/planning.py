@@ -55,7 +55,7 @@ def sizes_of(
 ) -> ModelBytes:
     """Bytes of the model's parts in the arithmetic's number format."""
     device = resolve_device(config.device)
-    dtype = resolve_dtype(config.compute_dtype, checkpoint.layout.dtype, device)
+    dtype = resolve_dtype(config.compute_dtype, checkpoint.layout, device)
     return model_bytes(
         checkpoint, image_size=image_size, compute_dtype=dtype, context_tokens=context_tokens, readers=config.readers
     )
@@ -87,7 +87,7 @@ def check_request(
     if config.device_memory is None:
         return
     device = resolve_device(config.device)
-    dtype = resolve_dtype(config.compute_dtype, checkpoint.layout.dtype, device)
+    dtype = resolve_dtype(config.compute_dtype, checkpoint.layout, device)
     asked = replace(sizes, activation_bytes=request_activations(checkpoint, visual_tokens, tokens, dtype))
     growth = asked.activation_bytes - sizes.activation_bytes + sizes.kv_bytes_per_token * tokens - plan.planned["kv"]
     needed = sum(plan.planned.values()) + growth
