@@ -346,7 +346,7 @@ class SimulateConfig(Config):
     """Slabs that the deeper layers share, one or more counts; default: a quarter of their experts."""
     pinned_layers: Index | None = None
     """MoE layers from the front whose experts are all resident; default: the prefix of the logs."""
-    expert_bytes: Size | None = None
+    expert_bytes: Annotated[int, SIZE, Within(1)] | None = None
     """Size of one expert, to see the same routing in a larger model; default: that of the logged model in two bytes a
     weight."""
     limit: Count | None = None
@@ -371,6 +371,8 @@ class SimulateConfig(Config):
                 "--traces is missing: name folders of routing logs, which `vismmoe collect` writes; or measure this "
                 "machine with --measure-profile FILE."
             )
+        if self.traces and self.measure_profile is not None:
+            raise UsageError("--traces and --measure-profile exclude each other: measure first, then replay.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -403,7 +405,7 @@ class ReportConfig(Config):
     """Device that the logs are replayed on; see configs/devices."""
     slots: Count | None = None
     """Slabs of the request whose time line is drawn; default: a quarter of the deeper layers' experts."""
-    expert_bytes: Size | None = None
+    expert_bytes: Annotated[int, SIZE, Within(1)] | None = None
     """Size of one expert in replays; default: that of the logged model in two bytes a weight."""
     log: bool = True
     """Log the report to MLflow: into --run, else into a run of its own."""

@@ -70,6 +70,8 @@ def test_the_table_is_for_people_and_wrong_words_are_told(
     assert "Give fewer --slots" in capsys.readouterr().err
     assert main(["simulate", "--traces", logs, "--slots", "0"]) == 2
     assert main(["simulate"]) == 2
+    assert main(["simulate", "--traces", logs, "--expert-bytes", "0"]) == 2
+    assert main(["simulate", "--traces", logs, "--measure-profile", "x.yaml"]) == 2
     assert main(["simulate", "--traces", logs, "--profile", "configs/infer/cpu-3gib.yaml"]) == 2
     assert "is no device profile" in capsys.readouterr().err
 

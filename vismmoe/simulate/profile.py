@@ -13,7 +13,7 @@ from typing import Annotated
 
 from vismmoe.config import Config, Count, Positive, Size, Weight, in_clone
 from vismmoe.errors import UsageError
-from vismmoe.schema import SIZE, Within
+from vismmoe.schema import SIZE, Within, options
 from vismmoe.settings import PROFILE_KEYS, build, keys_of
 
 Rate = Annotated[int, SIZE, Within(1)]
@@ -93,4 +93,7 @@ def read_profile(file: str) -> DeviceProfile:
             f"{', '.join(keys[:4])}. Profiles are in configs/devices, `vismmoe simulate --measure-profile FILE` writes "
             f"one of this machine; settings of other commands are given with --config."
         )
+    lacking = [option.name for option in options(DeviceProfile) if option.required and option.name not in keys]
+    if lacking:
+        raise UsageError(f"The device profile {file} lacks {', '.join(lacking)}; configs/devices has complete ones.")
     return build(DeviceProfile, [str(path)])

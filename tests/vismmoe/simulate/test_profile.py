@@ -54,3 +54,12 @@ def test_a_wrong_line_is_named(line: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("\n".join([*kept, line]) + "\n")
     with pytest.raises(UsageError, match=told):
         read_profile(str(tmp_path / "mine.yaml"))
+
+
+def test_what_a_profile_lacks_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("name: mine\ndisk_rate: 1GB\ncompute_rate: 1e9\n")
+    with pytest.raises(UsageError, match="lacks device_memory, memory_rate; configs/devices has complete ones"):
+        read_profile(str(tmp_path / "mine.yaml"))
+    (tmp_path / "mine.yaml").write_text("")
+    with pytest.raises(UsageError, match="lacks name, device_memory"):
+        read_profile(str(tmp_path / "mine.yaml"))

@@ -21,7 +21,7 @@ pre { font: 12px/1.35 Menlo, Consolas, monospace; background: #f5f5f5; padding: 
 .facts { font-family: Helvetica, Arial, sans-serif; font-size: .88rem; color: #333; }
 .lacking { border-left: 3px solid #999; padding-left: .8rem; color: #333; }
 @media print { body { margin: 0; max-width: none; font-size: 11pt; } nav { display: none; }
-  figure, pre { break-inside: avoid; } h2, h2 + p { break-after: avoid; }
+  figure, pre, p { break-inside: avoid; } h2, h2 + p { break-after: avoid; }
   pre { background: none; border: 1px solid #999; white-space: pre-wrap; } }
 """
 
