@@ -25,7 +25,7 @@ from vismmoe.compressors import get_compressor
 from vismmoe.config import EngineConfig, resolve_model
 from vismmoe.errors import UsageError, VisMMoEError
 from vismmoe.experts.plan import MemoryPlan
-from vismmoe.images import load_images
+from vismmoe.images import load_images, notes_of
 from vismmoe.lockstep import LockStep
 from vismmoe.memory import ResidentPeak, arithmetic_threads
 from vismmoe.models.checkpoint import Checkpoint, open_checkpoint
@@ -245,10 +245,13 @@ class Engine:
         compressor = get_compressor(
             request.compressor, salient_ratio=self.config.salient_ratio, trade_off=self.config.trade_off
         )
-        images = self._resized(load_images(request.images), compressor, request.keep_ratio)
+        loaded = load_images(request.images)
+        images = self._resized(loaded, compressor, request.keep_ratio)
         started = time.perf_counter()
         prompt = encode(self._processor, self.checkpoint.config, self.checkpoint.family, images, request.prompt)
-        return _Asked(request, self._open_session(request, prompt, compressor), started)
+        session = self._open_session(request, prompt, compressor)
+        session.notes = notes_of(loaded)
+        return _Asked(request, session, started)
 
     def _resized(
         self, images: Sequence[Image.Image], compressor: Compressor, keep_ratio: float
@@ -384,7 +387,7 @@ class Engine:
             ),
             memory=self._memory(),
             predictor=None if kind is None else PredictorReport(kind.kind, kind.window, origin.source, origin.version),
-            fallbacks=tuple(self._pipeline.fallbacks),
+            fallbacks=(*self._pipeline.fallbacks, *session.notes),
         )
 
     def _memory(self) -> MemoryReport:

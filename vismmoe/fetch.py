@@ -10,8 +10,11 @@ import http.client
 import ipaddress
 import socket
 import ssl
+import threading
 import time
-from urllib.parse import urljoin, urlsplit
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from urllib.parse import quote, urljoin, urlsplit
 
 from vismmoe.errors import ImageError
 
@@ -27,9 +30,9 @@ def fetch(url: str, *, max_bytes: int, timeout_s: float = TIMEOUT_S, allow_priva
     for _ in range(MAX_REDIRECTS + 1):
         try:
             body, redirect = _get(current, deadline, max_bytes, allow_private)
-        except TimeoutError:
-            raise ImageError(f"{url} did not answer within {timeout_s:g} s") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
+            if isinstance(error, TimeoutError) or time.monotonic() >= deadline:
+                raise ImageError(f"{url} did not answer within {timeout_s:g} s") from None
             raise ImageError(f"{current} cannot be read ({error})") from None
         if redirect is None:
             return body
@@ -51,8 +54,10 @@ def _get(url: str, deadline: float, max_bytes: int, allow_private: bool) -> tupl
             raw = ssl.create_default_context().wrap_socket(raw, server_hostname=parts.hostname)
         connection.sock = raw
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        connection.request("GET", target, headers={"User-Agent": "vismmoe", "Accept": "image/*"})
-        response = connection.getresponse()
+        target = quote(target, safe="/?%!$&'()*+,;=:@~")  # people's addresses hold blanks and letters beyond ASCII
+        with _cut_at(deadline, raw):
+            connection.request("GET", target, headers={"User-Agent": "vismmoe", "Accept": "image/*"})
+            response = connection.getresponse()
         if response.status in (301, 302, 303, 307, 308):
             return b"", response.headers.get("Location") or ""
         if response.status != 200:
@@ -61,6 +66,23 @@ def _get(url: str, deadline: float, max_bytes: int, allow_private: bool) -> tupl
     finally:
         connection.close()
         raw.close()
+
+
+@contextmanager
+def _cut_at(deadline: float, raw: socket.socket) -> Iterator[None]:
+    """Ends the connection at the deadline: a server may drip its headers, each within the time of one read."""
+    timer = threading.Timer(_left(deadline), _shut, [raw])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _shut(raw: socket.socket) -> None:
+    with suppress(OSError):  # closed meanwhile
+        raw.shutdown(socket.SHUT_RDWR)
 
 
 def _body(response: http.client.HTTPResponse, raw: socket.socket, url: str, deadline: float, max_bytes: int) -> bytes:
@@ -87,8 +109,19 @@ def _public_address(host: str, port: int, allow_private: bool) -> str:
 
 def _is_public(address: str) -> bool:
     ip = ipaddress.ip_address(address.split("%")[0])
-    mapped = getattr(ip, "ipv4_mapped", None)
-    return (mapped or ip).is_global and not ip.is_multicast
+    judged = _within(ip) or [ip]
+    local = getattr(ip, "is_site_local", False)  # fec0::/10, which Python counts as global
+    return not local and all(each.is_global and not (each.is_multicast or each.is_reserved) for each in judged)
+
+
+def _within(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """IPv4 addresses that gateways may turn an IPv6 address into: mapped, 6to4, Teredo, NAT64, compatible."""
+    if isinstance(ip, ipaddress.IPv4Address):
+        return []
+    found = [each for each in (ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())) if each is not None]
+    if any(ip in ipaddress.ip_network(network) for network in ("64:ff9b::/96", "::/96")):
+        found.append(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))
+    return [*found]
 
 
 def _left(deadline: float) -> float:

@@ -1,7 +1,8 @@
 """From whatever names an image to an upright, opaque RGB picture.
 
 Order matters and is the same for every source: decode, turn by EXIF (once), flatten transparency on white, bring
-to 8-bit RGB. All refusals are ImageError with a sentence.
+to 8-bit RGB. All refusals are ImageError with a sentence. What was left out of a source (later frames) is noted in the
+picture's `info`, so that a report can say it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import binascii
 import io
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
@@ -26,6 +28,7 @@ ImageSource = str | Path | bytes | Image.Image  # path, http(s) URL, data URL, "
 MAX_BYTES = 256 * 1024**2  # encoded size
 MAX_PIXELS = 160_000_000  # decoded size: a 12000 x 9000 photograph passes, a bomb does not
 # Raster formats that Pillow decodes by itself; EPS and friends start other programs.
+NOTE = "vismmoe_note"  # key in a picture's info
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "TGA")
 
 
@@ -42,10 +45,16 @@ def load_image(source: ImageSource) -> Image.Image:
 
     Raises ImageError when the source cannot be read, is no image, or is too large.
     """
-    if isinstance(source, Image.Image):
-        return _normalise(source, "the image handed over")
     name = describe(source)
+    if isinstance(source, Image.Image):
+        with _damage_told(name):
+            return _normalise(source, name)
     return decode(_read(source, name), name)
+
+
+def notes_of(images: Iterable[Image.Image]) -> tuple[str, ...]:
+    """What was left out of the images of a request, each sentence once."""
+    return tuple(dict.fromkeys(str(image.info[NOTE]) for image in images if NOTE in image.info))
 
 
 def decode(data: bytes, name: str) -> Image.Image:
@@ -54,22 +63,27 @@ def decode(data: bytes, name: str) -> Image.Image:
         raise ImageError(f"{name} is empty: give a PNG, JPEG, WebP, GIF, BMP or TIFF image")
     if len(data) > MAX_BYTES:
         raise ImageError(f"{name} has {len(data)} bytes, more than the {MAX_BYTES} that are read of one image")
+    with _damage_told(name, data[:16]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of size; the limit below decides
+        Image.init()  # registers all formats; which of them are built in differs between machines
+        with Image.open(io.BytesIO(data), formats=[kind for kind in FORMATS if kind in Image.OPEN]) as image:
+            _check_pixels(image, name)
+            image.load()
+            return _normalise(image, name)
+
+
+@contextmanager
+def _damage_told(name: str, start: bytes = b"") -> Iterator[None]:
+    """Pillow's decoders answer damaged files with almost anything: one sentence instead."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of size; the limit below decides
-            Image.init()  # registers all formats; which of them are built in differs between machines
-            with Image.open(io.BytesIO(data), formats=[kind for kind in FORMATS if kind in Image.OPEN]) as image:
-                _check_pixels(image, name)
-                image.load()
-                return _normalise(image, name)
+        yield
     except UnidentifiedImageError:
-        raise ImageError(f"{name} is no image in a known format (it starts with {data[:16]!r})") from None
+        raise ImageError(f"{name} is no image in a known format (it starts with {start!r})") from None
     except Image.DecompressionBombError:
         raise ImageError(f"{name} would decode to more than {MAX_PIXELS} pixels: scale it down first") from None
     except ImageError:
         raise
     except (OSError, ValueError, SyntaxError, EOFError, KeyError, IndexError, TypeError, OverflowError) as error:
-        # Pillow's decoders answer damaged files with any of these.
         raise ImageError(f"{name} is damaged and cannot be decoded ({error})") from None
 
 
@@ -141,7 +155,19 @@ def _normalise(image: Image.Image, name: str) -> Image.Image:
         upright = ImageOps.exif_transpose(image)
     except Exception:  # a damaged EXIF block is no reason to refuse the picture
         upright = image
-    return _to_rgb(upright)
+    out = _to_rgb(upright)
+    note = image.info.get(NOTE) or _left_out(image, name)
+    out.info = {} if note is None else {NOTE: note}
+    return out
+
+
+def _left_out(image: Image.Image, name: str) -> str | None:
+    """A sentence if only a part of `image` is looked at. The second picture in a phone's MPO is a thumbnail."""
+    try:
+        several = getattr(image, "is_animated", False) and image.format != "MPO"
+    except (OSError, ValueError, EOFError):  # a damaged later frame
+        several = True
+    return f"{name} has several frames or pages: only the first is looked at" if several else None
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

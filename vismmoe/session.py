@@ -71,6 +71,7 @@ class Session:
         self.prompt = prompt
         self.prompt_tokens = prompt.tokens
         self.prompt_inputs = prompt.inputs
+        self.notes: tuple[str, ...] = ()  # what was left out of the images
         self.keep_count = keep_count
         self.wants_saliency = compressor is not None
         self.counters: Mapping[Phase, PhaseCounters] = {"prefill": PhaseCounters(), "decode": PhaseCounters()}

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from vismmoe.errors import ImageError
-from vismmoe.fetch import fetch
+from vismmoe.fetch import _is_public, fetch
 
 BODY = bytes(range(256)) * 40
 
@@ -30,7 +30,11 @@ class Handler(BaseHTTPRequestHandler):
             for _ in range(50):
                 self.wfile.write(b"x")
                 time.sleep(0.1)
-        elif self.path.startswith("/body"):
+        elif self.path == "/drip-head":
+            for letter in b"HTTP/1.0 200 OK\r\nX: " + b"y" * 50:
+                self.wfile.write(bytes([letter]))
+                time.sleep(0.1)
+        elif self.path == "/b%C3%A4r%20tig.png?q=%20" or self.path.startswith("/body"):
             self._head(200)
             self.wfile.write(BODY)
 
@@ -62,15 +66,26 @@ def test_the_body_is_read_through_redirects(server: str, path: str) -> None:
     assert fetch(server + path, max_bytes=len(BODY), allow_private=True) == BODY
 
 
+@pytest.mark.parametrize("path", ["/bär tig.png?q= ", "/b%C3%A4r%20tig.png?q=%20"])
+def test_blanks_and_letters_of_any_language_may_stand_in_an_address(server: str, path: str) -> None:
+    assert fetch(server + path, max_bytes=len(BODY), allow_private=True) == BODY
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "::ffff:8.8.8.8", "64:ff9b::808:808", "2001:4860:4860::8888"])
+def test_public_addresses_are_known_in_every_spelling(address: str) -> None:
+    assert _is_public(address)
+
+
 def test_one_byte_too_many_is_refused(server: str) -> None:
     with pytest.raises(ImageError, match="larger than"):
         fetch(server + "/body", max_bytes=len(BODY) - 1, allow_private=True)
 
 
-def test_a_server_that_drips_is_cut_off_by_the_clock(server: str) -> None:
+@pytest.mark.parametrize("path", ["/drip", "/drip-head"])
+def test_a_server_that_drips_is_cut_off_by_the_clock(server: str, path: str) -> None:
     started = time.monotonic()
     with pytest.raises(ImageError, match="within"):
-        fetch(server + "/drip", max_bytes=1000, timeout_s=0.4, allow_private=True)
+        fetch(server + path, max_bytes=1000, timeout_s=0.4, allow_private=True)
     assert time.monotonic() - started < 3
 
 
@@ -81,7 +96,20 @@ def test_what_gives_no_body_is_told(server: str, path: str, told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254", "10.1.2.3"]
+    "host",
+    [
+        *(
+            "127.0.0.1",
+            "localhost",
+            "[::1]",
+            "[::ffff:127.0.0.1]",
+            "169.254.169.254",
+            "10.1.2.3",
+            "0.0.0.0",
+            "2130706433",
+        ),
+        *("[64:ff9b::7f00:1]", "[2002:7f00:1::]", "[::7f00:1]", "[fec0::1]"),
+    ],
 )
 def test_private_addresses_are_refused(host: str) -> None:
     with pytest.raises(ImageError, match="private or local"):

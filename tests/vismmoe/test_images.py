@@ -17,7 +17,7 @@ from PIL import Image
 
 import vismmoe.images as images
 from vismmoe.errors import ImageError
-from vismmoe.images import decode, load_image, load_images
+from vismmoe.images import decode, load_image, load_images, notes_of
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
@@ -113,7 +113,21 @@ def test_cmyk_gray_and_bilevel_become_rgb() -> None:
 def test_of_an_animation_the_first_frame_counts() -> None:
     frames = [Image.new("RGB", (3, 3), colour) for colour in ("red", "blue")]
     data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert decode(data, "x").getpixel((0, 0)) == (255, 0, 0)
+    first = decode(data, "x.gif")
+    assert first.getpixel((0, 0)) == (255, 0, 0)
+    told = ("x.gif has several frames or pages: only the first is looked at",)
+    assert notes_of([first, first, Image.new("RGB", (3, 3))]) == told
+    assert notes_of(load_images([first])) == told, "a picture that was loaded before keeps its note"
+    phone = decode(encoded(frames[0], "MPO", save_all=True, append_images=frames[1:]), "x.jpg")
+    assert notes_of([phone, decode(encoded(frames[0], "GIF"), "y.gif")]) == ()
+
+
+def test_damage_in_a_picture_that_was_only_opened_is_told(make_picture: Callable[..., Image.Image]) -> None:
+    with (
+        Image.open(io.BytesIO(encoded(make_picture(64, 64))[:3000])) as lazy,
+        pytest.raises(ImageError, match="damaged"),
+    ):
+        load_image(lazy)
 
 
 def test_a_bomb_is_refused_before_it_is_decoded() -> None:
