@@ -47,9 +47,9 @@ from vismmoe.pipeline import ExpertPipeline, LayerCall, PipelineOptions, Watcher
 from vismmoe.planning import (
     CONTEXT_TOKENS,
     IMAGE_SIZE,
-    check_request,
     plan_checkpoint,
     plan_for,
+    plan_request,
     prefix_layers,
     sizes_of,
 )
@@ -232,7 +232,7 @@ class Engine:
             except BaseException:  # Ctrl-C while images are read: what else is to be done is the same as below
                 self.close()
                 raise
-            self._check_fits(asked)
+            self._make_room(asked)
             evicted = self._pipeline.evictions
             answers = self._run(asked, on_text, recorder)
             evictions = [self._pipeline.evictions - evicted] + [0] * len(asked)
@@ -296,9 +296,12 @@ class Engine:
 
         return ask
 
-    def _check_fits(self, asked: Sequence[_Asked]) -> None:
-        """Requests in lock-step go through the vision tower one by one; all their caches are alive together."""
-        check_request(
+    def _make_room(self, asked: Sequence[_Asked]) -> None:
+        """Give up slabs for a context that is longer than planned for; BudgetError where that is not enough.
+
+        Requests in lock-step go through the vision tower one by one; all their caches are alive together.
+        """
+        found = plan_request(
             self.plan,
             self._planned_for,
             self.checkpoint,
@@ -307,6 +310,14 @@ class Engine:
             tokens=sum(each.session.prompt.tokens + each.request.max_new_tokens for each in asked),
             requests=len(asked),
         )
+        if found is None:
+            return
+        try:
+            self._pipeline.replan(found[0])
+        except BaseException:
+            self.close()
+            raise
+        self.plan, self._planned_for = found
 
     def _run(
         self, asked: Sequence[_Asked], on_text: OnText | None, recorder: Watcher | None

@@ -94,26 +94,39 @@ class ExpertPipeline:
         self._layout = layout
         self._options = options
         self._device = device
+        self._dtype = dtype
         self._predictor = predictor if options.prefetch else None
         self._watchdog = Watchdog(options.lookahead_top)
         self._step_began = 0.0
-        self._pinned = spec.moe_layers[: plan.pinned_layers]
-        self._pinned_slots = {
-            ExpertId(layer, expert): row * spec.num_experts + expert
-            for row, layer in enumerate(self._pinned)
-            for expert in range(spec.num_experts)
-        }
         self._store = ExpertStore.open(layout, options.direct_io, options.disk_rate)
         try:
-            self._host = self._host_tier()
-            self._costs = measure(options.hybrid if self._host is not None else "off", layout, device, dtype)
-            self._pinned_pool = SlabPool(len(self._pinned_slots), layout, device)
-            self._load_pinned()
-            self._slabs = SlabPool(plan.slabs, layout, device)
-            self._start()
+            self._place()
         except BaseException:
             self._store.close()
             raise
+
+    def replan(self, plan: MemoryPlan) -> None:
+        """Begin anew under another plan: what is resident is read again. After an error only close() is left."""
+        self._transfers.close()
+        del self._pinned_pool, self._slabs, self._host, self._cache, self._transfers, self._prefetcher, self._traffic
+        self.plan = plan
+        self._place()
+
+    def _place(self) -> None:
+        """Take the plan's memory and fill what stays resident."""
+        self._pinned = self.spec.moe_layers[: self.plan.pinned_layers]
+        self._pinned_slots = {
+            ExpertId(layer, expert): row * self.spec.num_experts + expert
+            for row, layer in enumerate(self._pinned)
+            for expert in range(self.spec.num_experts)
+        }
+        self._host = self._host_tier()
+        hybrid = self._options.hybrid if self._host is not None else "off"
+        self._costs = measure(hybrid, self._layout, self._device, self._dtype)
+        self._pinned_pool = SlabPool(len(self._pinned_slots), self._layout, self._device)
+        self._load_pinned()
+        self._slabs = SlabPool(self.plan.slabs, self._layout, self._device)
+        self._start()
 
     def run_layer(
         self,

@@ -69,7 +69,7 @@ def prefix_layers(checkpoint: Checkpoint, config: ModelConfig) -> int:
     return default_prefix_layers(checkpoint.family, layers)
 
 
-def check_request(
+def plan_request(
     plan: MemoryPlan,
     sizes: ModelBytes,
     checkpoint: Checkpoint,
@@ -78,26 +78,35 @@ def check_request(
     visual_tokens: int,
     tokens: int,
     requests: int = 1,
-) -> None:
-    """BudgetError when a request of `tokens` tokens in all would need more than the device budget.
+) -> tuple[MemoryPlan, ModelBytes] | None:
+    """A plan with which a request of `tokens` tokens in all runs within the budget, and what it was made with; None
+    where the present plan is enough. Slabs make room for a longer context, and the other way round.
 
-    sizes: what the plan was made with. Only activations and the KV cache differ between requests. For several requests
-    that run together: visual_tokens of the largest, tokens of all of them.
+    sizes: what the present plan was made with. Only activations and the KV cache differ between requests. For several
+    requests that run together: visual_tokens of the largest, tokens of all of them.
+    Raises BudgetError with the least budget that does.
     """
     if config.device_memory is None:
-        return
+        return None
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.compute_dtype, checkpoint.layout, device)
     asked = replace(sizes, activation_bytes=request_activations(checkpoint, visual_tokens, tokens, dtype))
     growth = asked.activation_bytes - sizes.activation_bytes + sizes.kv_bytes_per_token * tokens - plan.planned["kv"]
-    needed = sum(plan.planned.values()) + growth
-    if growth > 0 and needed > config.device_memory:
-        told = (
-            f"this request has {visual_tokens} visual tokens and up to {tokens} tokens in all"
-            if requests == 1
-            else f"these {requests} requests have up to {tokens} tokens together"
+    if growth <= 0 or plan.planned_bytes + growth <= config.device_memory:
+        return None
+    told = (
+        f"this request has {visual_tokens} visual tokens and up to {tokens} tokens in all"
+        if requests == 1
+        else f"these {requests} requests have up to {tokens} tokens together"
+    )
+    try:
+        made = plan_memory(
+            asked,
+            device_budget_bytes=min(config.device_memory, plan.budget_bytes),
+            host_budget_bytes=plan.host["expert_copies"],
+            prefix_layers=prefix_layers(checkpoint, config),
+            context_tokens=tokens,
         )
-        raise BudgetError(
-            f"{told}, for which the model would need {needed} bytes; --device-memory is {config.device_memory}. Give "
-            f"--device-memory {needed}, a smaller image, or a smaller --max-new-tokens"
-        )
+    except BudgetError as error:
+        raise BudgetError(f"{told}. {error}") from None
+    return made, asked

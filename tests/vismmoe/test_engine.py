@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
@@ -437,6 +438,27 @@ def test_a_request_that_outgrows_the_budget_is_refused_before_it_runs(
         with pytest.raises(BudgetError, match="--device-memory"):
             engine.generate(Request((picture,), "Long?", 100_000))
         assert engine.generate(Request((picture,), "Short?", 2)).text
+
+
+def test_slabs_make_room_for_a_longer_answer_and_the_named_budget_is_accepted(
+    tiny_checkpoint: Path, picture: Image.Image
+) -> None:
+    request = Request((picture,), "Long?", 20_000)
+    plan = plan_for(PlanConfig(model=str(tiny_checkpoint)))
+    with (
+        Engine.load(EngineConfig(model=str(tiny_checkpoint), device_memory=plan.minimum_bytes)) as engine,
+        pytest.raises(BudgetError, match=r"up to 200\d\d tokens in all") as refused,
+    ):
+        engine.generate(request)
+    named = re.search(r"Give --device-memory (\d+) or more", str(refused.value))
+    assert named is not None
+    with Engine.load(EngineConfig(model=str(tiny_checkpoint), device_memory=int(named[1]))) as engine:
+        before = engine.plan
+        engine._stop = list(range(256))  # the answer ends with its first token: the room is what matters
+        assert engine.generate(request).text
+        assert engine.plan.pinned_layers < before.pinned_layers
+        assert engine.plan.planned["kv"] > before.planned["kv"]
+        assert engine.plan.planned_bytes <= int(named[1])
 
 
 @pytest.mark.parametrize(
