@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3Attention,
@@ -45,13 +46,39 @@ class Experts(DeepseekV3MoE):  # type: ignore[misc]
             self.gate = SoftmaxRouter(config)
 
 
+class HeadOutput(nn.Linear):
+    """Linear over heads of `width` numbers, of which it may be given wider, padded ones."""
+
+    def __init__(self, heads: int, width: int, hidden: int, bias: bool) -> None:
+        super().__init__(heads * width, hidden, bias=bias)
+        self.heads, self.width = heads, width
+
+    def forward(self, values: Tensor) -> Tensor:
+        """(..., heads * padded width) -> (..., H)."""
+        heads = values.reshape(*values.shape[:-1], self.heads, -1)
+        return super().forward(heads[..., : self.width].flatten(-2))
+
+
+class LatentAttention(DeepseekV3Attention):  # type: ignore[misc]
+    """Values are padded to the keys' width: torch's blockwise kernels want one width, and without them all heads'
+    scores of all token pairs are held at once (0.7 GiB for 1,450 tokens of base)."""
+
+    def __init__(self, config: DeepseekVL2TextConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.o_proj = HeadOutput(self.num_heads, self.v_head_dim, config.hidden_size, bool(config.attention_bias))
+
+    def expand_kv(self, *latents: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = super().expand_kv(*latents)
+        return keys, functional.pad(values, (0, max(0, keys.shape[-1] - values.shape[-1])))
+
+
 class DecoderLayer(DeepseekV3DecoderLayer):  # type: ignore[misc]
     """Latent attention (small, base) or Llama's (tiny), then experts or one dense MLP."""
 
     def __init__(self, config: DeepseekVL2TextConfig, layer: int) -> None:
         nn.Module.__init__(self)
         self.hidden_size = config.hidden_size
-        self.self_attn = (DeepseekV3Attention if config.use_mla else LlamaAttention)(config, layer)
+        self.self_attn = (LatentAttention if config.use_mla else LlamaAttention)(config, layer)
         self.mlp = Experts(config) if config.is_moe_layer(layer) else DeepseekV3MLP(config)
         self.input_layernorm = DeepseekV3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = DeepseekV3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
