@@ -36,7 +36,7 @@ class Family:
     layers: str = "model.layers"  # list of decoder layers; the module that holds it is the decoder
     experts: str = "mlp.experts"  # within a decoder layer that has routed experts
     router: str = "mlp.gate"  # within a decoder layer; its weight is (E, H)
-    moe_norm: str = "post_attention_layernorm"  # within a decoder layer: the norm whose output is the MoE input
+    moe_norm: str | None = "post_attention_layernorm"  # within a decoder layer: the norm whose output is the MoE input
     vision: Vision | None = None  # None: text only
     processor_class: str | None = None  # "module:attribute"; None: what AutoProcessor finds
     default_prefix_layers: int = PUBLISHED_PREFIX_LAYERS
@@ -47,7 +47,7 @@ class Family:
         return self.layers.rpartition(".")[0]
 
 
-def _text(model_type: str, model_class: str, **differences: str) -> Family:
+def _text(model_type: str, model_class: str, **differences: str | None) -> Family:
     return Family(model_type, model_class, **differences)  # type: ignore[arg-type]
 
 
@@ -55,7 +55,11 @@ def _image(model_type: str, model_class: str, vision: Vision, **differences: str
     return Family(model_type, model_class, vision=vision, **{"layers": "model.language_model.layers", **differences})  # type: ignore[arg-type]
 
 
-_ENTRIES = (
+_SPARSE_BLOCK = {"experts": "block_sparse_moe.experts", "router": "block_sparse_moe.router"}
+_MIXER = {"experts": "mixer.experts", "router": "mixer.gate", "moe_norm": "norm"}
+_FEED_FORWARD = {"experts": "feed_forward.experts"}
+
+_IMAGE_FAMILIES = (
     _image(
         "qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration",
         Vision("model.visual", saliency_attention="model.visual.blocks.-1.attn"),
@@ -68,19 +72,107 @@ _ENTRIES = (
         ),
         layers="language.model.layers", processor_class="vismmoe.models.deepseek_vl2:DeepseekVL2Processor",
     ),
-    _text("mixtral", "MixtralForCausalLM"),
-    _text("olmoe", "OlmoeForCausalLM"),
-    _text("qwen2_moe", "Qwen2MoeForCausalLM"),
-    _text("qwen3_moe", "Qwen3MoeForCausalLM"),
-    _text("gpt_oss", "GptOssForCausalLM", router="mlp.router"),
+    _image(
+        "glm4v_moe", "Glm4vMoeForConditionalGeneration",
+        Vision("model.visual", saliency_attention="model.visual.blocks.-1.attn"),
+    ),
+    _image(
+        "qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration",
+        Vision("model.visual", saliency_attention="model.visual.blocks.-1.attn"),
+    ),
 )  # fmt: skip
 
-FAMILIES: Mapping[str, Family] = {family.model_type: family for family in _ENTRIES}
+_TEXT_FAMILIES = (
+    _text("afmoe", "AfmoeForCausalLM", router="mlp.router.gate", moe_norm="pre_mlp_layernorm"),
+    _text("aria_text", "AriaTextForCausalLM", router="mlp.router"),
+    _text("axk1", "AXK1ForCausalLM"),
+    _text("axk2", "AXK2ForCausalLM"),
+    _text("bailing_hybrid", "BailingHybridForCausalLM"),
+    _text("beam", "BeamForCausalLM", moe_norm="pre_feedforward_layernorm"),
+    _text("cohere2_moe", "Cohere2MoeForCausalLM", moe_norm="input_layernorm"),
+    _text("deepseek_v2", "DeepseekV2ForCausalLM"),
+    _text("deepseek_v3", "DeepseekV3ForCausalLM"),
+    _text("deepseek_v32", "DeepseekV32ForCausalLM"),
+    _text("deepseek_v4", "DeepseekV4ForCausalLM"),
+    _text("dots1", "Dots1ForCausalLM"),
+    _text("ernie4_5_moe", "Ernie4_5_MoeForCausalLM"),
+    _text("exaone_moe", "ExaoneMoeForCausalLM"),
+    _text("flex_olmo", "FlexOlmoForCausalLM", moe_norm=None),
+    _text("flint", "FlintForCausalLM"),
+    _text("gemma4_text", "Gemma4ForCausalLM", experts="experts", router="router.proj", moe_norm=None),
+    _text("glm4_moe", "Glm4MoeForCausalLM"),
+    _text("glm4_moe_lite", "Glm4MoeLiteForCausalLM"),
+    _text("glm_moe_dsa", "GlmMoeDsaForCausalLM"),
+    _text("gpt_oss", "GptOssForCausalLM", router="mlp.router"),
+    _text("granitemoe", "GraniteMoeForCausalLM", **_SPARSE_BLOCK),
+    _text("granitemoe_swa", "GraniteMoeSWAForCausalLM", **_SPARSE_BLOCK),
+    _text("granitemoehybrid", "GraniteMoeHybridForCausalLM", **_SPARSE_BLOCK),
+    _text("granitemoeshared", "GraniteMoeSharedForCausalLM", **_SPARSE_BLOCK),
+    _text("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", router="mlp.gate.wg"),
+    _text("hy_v3", "HYV3ForCausalLM"),
+    _text("hy_v4", "HYV4ForCausalLM"),
+    _text("jamba", "JambaForCausalLM", router="feed_forward.router", moe_norm="pre_ff_layernorm", **_FEED_FORWARD),
+    _text("kimi_linear", "KimiLinearForCausalLM"),
+    _text("kolibri1", "Kolibri1ForCausalLM"),
+    _text("laguna", "LagunaForCausalLM"),
+    _text("lara_mini", "LaraMiniForCausalLM"),
+    _text("lfm2_moe", "Lfm2MoeForCausalLM", router="feed_forward.gate", moe_norm="ffn_norm", **_FEED_FORWARD),
+    _text("mellum", "MellumForCausalLM"),
+    _text("mimo_v2_flash", "MiMoV2FlashForCausalLM"),
+    _text("minimax", "MiniMaxForCausalLM"),
+    _text("minimax_m2", "MiniMaxM2ForCausalLM"),
+    _text("minimax_m3_vl_text", "MiniMaxM3VLForCausalLM"),
+    _text("mistral4", "Mistral4ForCausalLM"),
+    _text("mixtral", "MixtralForCausalLM"),
+    _text("nemotron_h", "NemotronHForCausalLM", **_MIXER),
+    _text("olmoe", "OlmoeForCausalLM"),
+    _text("phimoe", "PhimoeForCausalLM", router="mlp.router"),
+    _text("qwen2_moe", "Qwen2MoeForCausalLM"),
+    _text("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
+    _text("qwen3_moe", "Qwen3MoeForCausalLM"),
+    _text("qwen3_next", "Qwen3NextForCausalLM"),
+    _text("sarvam_mla", "DeepseekV3ForCausalLM"),
+    _text("sarvam_moe", "Glm4MoeForCausalLM"),
+    _text("solar_open", "SolarOpenForCausalLM"),
+    _text("zaya", "ZayaForCausalLM", moe_norm=None),
+)  # fmt: skip
+
+FAMILIES: Mapping[str, Family] = {family.model_type: family for family in (*_IMAGE_FAMILIES, *_TEXT_FAMILIES)}
+
+
+_OWN_INPUTS = "its images come through a processor and a tower of their own, which were not tried"
+REFUSED: Mapping[str, str] = {
+    "aria": _OWN_INPUTS,
+    "deepseek_ocr2": _OWN_INPUTS,
+    "diffusion_gemma": "it answers by diffusion over blocks, not token by token",
+    "dots3_note": _OWN_INPUTS + "; its vision tower has routed experts too",
+    "ernie4_5_vl_moe": "text and visual tokens have experts of their own and different sizes in one layer",
+    "gemma4": _OWN_INPUTS,
+    "glm5_next": _OWN_INPUTS,
+    "hy_v4_vl": _OWN_INPUTS,
+    "inkling2": "its published experts have interleaved rows, which are not plain byte ranges",
+    "inkling2_loop": "its published experts are quantised",
+    "inkling_mm_model": "its published experts have interleaved rows, which are not plain byte ranges",
+    "kimi_k25": _OWN_INPUTS,
+    "llama4": "its experts weight the tokens before the matrix products and do not use transformers' experts interface",
+    "longcat_flash": "its experts include such that do nothing, outside transformers' experts interface",
+    "minimax_m3_vl": _OWN_INPUTS,
+    "mistral_large4": _OWN_INPUTS,
+    "muse_spark": _OWN_INPUTS,
+    "nemotron_h_omni": _OWN_INPUTS,
+    "openai_privacy_filter": "it labels tokens and does not answer",
+    "qwen3_omni_moe": "it speaks and listens; only text and images are run",
+    "qwen3_omni_moe_thinker": _OWN_INPUTS,
+    "qwen4_exp": _OWN_INPUTS,
+    "unlimited_ocr": _OWN_INPUTS,
+}
 
 
 def family_of(model_type: object) -> Family:
-    """The family's entry, or CheckpointError that says which families run."""
+    """The family's entry, or CheckpointError that says why it is refused, or which families run."""
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None and isinstance(model_type, str) and model_type in REFUSED:
+        raise CheckpointError(f"model_type {model_type!r} is not run: {REFUSED[model_type]}")
     if family is None:
         raise CheckpointError(
             f"model_type {model_type!r} is not built yet; this version runs {', '.join(sorted(FAMILIES))}"

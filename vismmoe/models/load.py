@@ -54,18 +54,26 @@ def route_experts(model: nn.Module, family: Family, runner_of: Callable[[int], E
 
 def run_experts(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """The registered experts function: stateless, the module says who runs it. Shapes (T, H), (T, k), (T, k)."""
-    runner: ExpertsRunner = getattr(module, RUNNER)
+    runner: ExpertsRunner | None = getattr(module, RUNNER, None)
+    if runner is None:  # experts outside the decoder (in a vision tower, say) are resident
+        own: ExpertsRunner = type(module).forward.__wrapped__  # type: ignore[attr-defined]
+        return own(module, hidden, top_k_index, top_k_weights)
     return runner(module, hidden, top_k_index, top_k_weights)
 
 
 def router_weights(model: nn.Module, checkpoint: Checkpoint) -> dict[int, Tensor]:
     """Decoder layer -> its router's weight (E, H) in float32, on the model's device."""
-    return _per_layer(model, checkpoint, f"{checkpoint.family.router}.weight")
+    return _per_layer(model, checkpoint, checkpoint.family.router)
 
 
 def moe_norm_weights(model: nn.Module, checkpoint: Checkpoint) -> dict[int, Tensor]:
-    """Decoder layer -> weight (H,) in float32 of the norm whose output is the MoE input."""
-    return _per_layer(model, checkpoint, f"{checkpoint.family.moe_norm}.weight")
+    """Decoder layer -> weight (H,) in float32 of the norm whose output is the MoE input.
+
+    CheckpointError for a family whose router does not look at a plain norm's output.
+    """
+    if checkpoint.family.moe_norm is None:
+        raise _unseen(checkpoint)
+    return _per_layer(model, checkpoint, checkpoint.family.moe_norm)
 
 
 def load_processor(folder: Path, family: Family) -> Any:
@@ -97,10 +105,20 @@ def _kept_exact(model: nn.Module, dtype: torch.dtype) -> Callable[[str], bool]:
 
 
 def _per_layer(model: nn.Module, checkpoint: Checkpoint, path: str) -> dict[int, Tensor]:
-    return {
-        layer: model.get_parameter(f"{checkpoint.family.layers}.{layer}.{path}").detach().float()
-        for layer in checkpoint.spec.moe_layers
-    }
+    try:
+        return {
+            layer: model.get_parameter(f"{checkpoint.family.layers}.{layer}.{path}.weight").detach().float()
+            for layer in checkpoint.spec.moe_layers
+        }
+    except AttributeError:
+        raise _unseen(checkpoint) from None
+
+
+def _unseen(checkpoint: Checkpoint) -> CheckpointError:
+    return CheckpointError(
+        f"the routers of {checkpoint.family.model_type} are more than one matrix after one norm, so the next layers' "
+        "routers cannot be asked ahead: collect, the next gate and predictors are not run with this family"
+    )
 
 
 def _assign(model: nn.Module, name: str, value: nn.Parameter) -> None:

@@ -137,6 +137,6 @@ def _parse(family: Family, raw: dict[str, Any], file: Path) -> Any:
 
     kind = named_class(family.model_class).config_class or CONFIG_MAPPING[family.model_type]
     try:
-        return kind.from_dict(raw)
+        return kind.from_dict(kind._decode_special_floats(raw))  # infinity is no JSON
     except Exception as error:  # transformers checks configs with errors of its own
         raise CheckpointError(f"{file} is not a valid {family.model_type} config ({error})") from None
