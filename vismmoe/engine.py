@@ -47,6 +47,7 @@ from vismmoe.pipeline import ExpertPipeline, LayerCall, PipelineOptions, Watcher
 from vismmoe.planning import (
     CONTEXT_TOKENS,
     IMAGE_SIZE,
+    least_prefix_layers,
     plan_checkpoint,
     plan_for,
     plan_request,
@@ -271,8 +272,11 @@ class Engine:
             raise UsageError(f"keep_ratio must lie in (0, 1], not {request.keep_ratio}")
         total = len(prompt.visual_positions)
         count = compressor.count(total, request.keep_ratio)
-        if count < total and not self.prefix_layers:
-            raise UsageError("with prefix_layers 0 no visual token can be dropped: give at least 1, or keep_ratio 1")
+        if count < total and self.prefix_layers < (least := least_prefix_layers(self.checkpoint)):
+            raise UsageError(
+                f"with prefix_layers {self.prefix_layers} no visual token can be dropped: give at least {least}, or "
+                "keep_ratio 1"
+            )
         return Session(
             self.spec,
             prompt,

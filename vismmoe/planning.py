@@ -18,6 +18,7 @@ from vismmoe.types import ModelBytes
 
 IMAGE_SIZE: tuple[int, int] = (256, 256)  # width, height in pixels; as `vismmoe plan` assumes unless told otherwise
 CONTEXT_TOKENS = 1024
+LINEAR = "linear_attention"  # transformers' name of layers with a running state
 
 
 def plan_for(config: PlanConfig) -> MemoryPlan:
@@ -66,7 +67,18 @@ def prefix_layers(checkpoint: Checkpoint, config: ModelConfig) -> int:
     layers = len(checkpoint.spec.moe_layers)
     if config.prefix_layers is not None:
         return min(config.prefix_layers, layers)
-    return default_prefix_layers(checkpoint.family, layers)
+    return min(layers, max(default_prefix_layers(checkpoint.family, layers), least_prefix_layers(checkpoint)))
+
+
+def least_prefix_layers(checkpoint: Checkpoint) -> int:
+    """MoE layers that must see every token when some are dropped: up to the first layer with attention over the cache.
+
+    transformers tells the position of a decoded token by how much that layer has cached; layers before it may keep a
+    running state instead.
+    """
+    kinds = getattr(checkpoint.config.get_text_config(), "layer_types", None) or ["full_attention"]
+    first = next((index for index, kind in enumerate(kinds) if kind.endswith("_attention") and kind != LINEAR), 0)
+    return max(1, sum(layer <= first for layer in checkpoint.spec.moe_layers))
 
 
 def plan_request(

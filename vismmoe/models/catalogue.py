@@ -87,7 +87,6 @@ _TEXT_FAMILIES = (
     _text("aria_text", "AriaTextForCausalLM", router="mlp.router"),
     _text("axk1", "AXK1ForCausalLM"),
     _text("axk2", "AXK2ForCausalLM"),
-    _text("bailing_hybrid", "BailingHybridForCausalLM"),
     _text("beam", "BeamForCausalLM", moe_norm="pre_feedforward_layernorm"),
     _text("cohere2_moe", "Cohere2MoeForCausalLM", moe_norm="input_layernorm"),
     _text("deepseek_v2", "DeepseekV2ForCausalLM"),
@@ -99,7 +98,6 @@ _TEXT_FAMILIES = (
     _text("exaone_moe", "ExaoneMoeForCausalLM"),
     _text("flex_olmo", "FlexOlmoForCausalLM", moe_norm=None),
     _text("flint", "FlintForCausalLM"),
-    _text("gemma4_text", "Gemma4ForCausalLM", experts="experts", router="router.proj", moe_norm=None),
     _text("glm4_moe", "Glm4MoeForCausalLM"),
     _text("glm4_moe_lite", "Glm4MoeLiteForCausalLM"),
     _text("glm_moe_dsa", "GlmMoeDsaForCausalLM"),
@@ -119,10 +117,8 @@ _TEXT_FAMILIES = (
     _text("lfm2_moe", "Lfm2MoeForCausalLM", router="feed_forward.gate", moe_norm="ffn_norm", **_FEED_FORWARD),
     _text("mellum", "MellumForCausalLM"),
     _text("mimo_v2_flash", "MiMoV2FlashForCausalLM"),
-    _text("minimax", "MiniMaxForCausalLM"),
     _text("minimax_m2", "MiniMaxM2ForCausalLM"),
     _text("minimax_m3_vl_text", "MiniMaxM3VLForCausalLM"),
-    _text("mistral4", "Mistral4ForCausalLM"),
     _text("mixtral", "MixtralForCausalLM"),
     _text("nemotron_h", "NemotronHForCausalLM", **_MIXER),
     _text("olmoe", "OlmoeForCausalLM"),
@@ -141,13 +137,16 @@ FAMILIES: Mapping[str, Family] = {family.model_type: family for family in (*_IMA
 
 
 _OWN_INPUTS = "its images come through a processor and a tower of their own, which were not tried"
+_UNTRIED = "no small model of it could be built to try it on"
 REFUSED: Mapping[str, str] = {
     "aria": _OWN_INPUTS,
+    "bailing_hybrid": _UNTRIED,
     "deepseek_ocr2": _OWN_INPUTS,
     "diffusion_gemma": "it answers by diffusion over blocks, not token by token",
     "dots3_note": _OWN_INPUTS + "; its vision tower has routed experts too",
     "ernie4_5_vl_moe": "text and visual tokens have experts of their own and different sizes in one layer",
     "gemma4": _OWN_INPUTS,
+    "gemma4_text": _UNTRIED,
     "glm5_next": _OWN_INPUTS,
     "hy_v4_vl": _OWN_INPUTS,
     "inkling2": "its published experts have interleaved rows, which are not plain byte ranges",
@@ -156,7 +155,9 @@ REFUSED: Mapping[str, str] = {
     "kimi_k25": _OWN_INPUTS,
     "llama4": "its experts weight the tokens before the matrix products and do not use transformers' experts interface",
     "longcat_flash": "its experts include such that do nothing, outside transformers' experts interface",
+    "minimax": "it brings a key-value cache of its own, which the engine does not allocate",
     "minimax_m3_vl": _OWN_INPUTS,
+    "mistral4": _UNTRIED,
     "mistral_large4": _OWN_INPUTS,
     "muse_spark": _OWN_INPUTS,
     "nemotron_h_omni": _OWN_INPUTS,

@@ -162,9 +162,11 @@ def pruned_kwargs(kwargs: dict[str, Any], kept: Tensor, prompt_tokens: int) -> d
     if prefill:
         out["position_embeddings"] = (cos[:, kept], sin[:, kept])
         if kwargs.get("position_ids") is not None:
-            out["position_ids"] = kwargs["position_ids"][:, kept]
+            out["position_ids"] = kwargs["position_ids"][..., kept]  # (1, T), or (3, 1, T) for time, row and column
     mask = kwargs.get("attention_mask")
-    if mask is not None:
+    if mask is not None and mask.dim() == 2:  # (1, cached tokens): layers with a running state
+        out["attention_mask"] = torch.cat((mask[:, kept], mask[:, prompt_tokens:]), dim=-1) if prefill else mask
+    elif mask is not None:
         rows = mask[:, :, kept] if prefill else mask
         out["attention_mask"] = torch.cat((rows[..., kept], rows[..., prompt_tokens:]), dim=-1)
     return out
