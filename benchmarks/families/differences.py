@@ -23,7 +23,13 @@ DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v4": {"index_n_heads": 2, "index_head_dim": 8, "o_groups": 2, "o_lora_rank": 8},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "glm4_moe_lite": _LATENT,
-    "glm4v_moe": {**_WITH_IMAGES, "text_config": {"head_dim": 16, "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}}},
+    "glm4v_moe": {
+        **_WITH_IMAGES,
+        "text_config": {
+            "head_dim": 16,
+            "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
+        },
+    },
     "glm_moe_dsa": {**_LATENT, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 64},
     "granitemoehybrid": {
         "mamba_n_heads": 4, "mamba_d_state": 8, "mamba_d_head": 16, "mamba_chunk_size": 16,

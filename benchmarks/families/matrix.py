@@ -65,16 +65,11 @@ def row_of(family: Family, folder: Path | None = None) -> Row:
     build(family, folder)
     requests = _requests(family)
     prefix = None if family.vision else 0
-    least = plan_for(
-        PlanConfig(
-            model=str(folder),
-            device="cpu",
-            image_size=IMAGES,
-            context=CONTEXT,
-            prefix_layers=prefix,
-            compute_dtype="float32",
-        )
-    ).minimum_bytes
+    asked = PlanConfig(
+        model=str(folder), device="cpu", image_size=IMAGES, context=CONTEXT, prefix_layers=prefix,
+        compute_dtype="float32",
+    )  # fmt: skip
+    least = plan_for(asked).minimum_bytes
     with _engine(family, folder, None) as engine:
         resident = [_answer(engine, request) for request in requests]
         difference = max(
