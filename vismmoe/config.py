@@ -314,6 +314,9 @@ class TuneConfig(Config):
     """Device whose stall is simulated; see configs/devices."""
     slots: Count | None = None
     """Slabs that the deeper layers share in the simulation; default: a quarter of their experts."""
+    expert_bytes: Size | None = None
+    """Size of one expert in the simulation, to see the same routing in a larger model; default: that of the logged
+    model in two bytes a weight, which may be too small to stall on anything."""
     max_epochs: Count = 8
     """Longest training of one trial, in passes over the logs."""
     val_fraction: Annotated[float, Within(0.01, 0.45)] = 0.15

@@ -100,6 +100,7 @@ def identity(traces: TraceSet, config: TuneConfig) -> dict[str, Any]:
         "questions": config.questions,
         "profile": Path(config.profile).name,
         "slots": config.slots,
+        "expert_bytes": config.expert_bytes,
         "max_epochs": config.max_epochs,
         "val_fraction": config.val_fraction,
         "test_fraction": config.test_fraction,

@@ -98,7 +98,8 @@ class Objective:
 
     def stall_ms(self, net: LookaheadNet, traces: TraceSet) -> float:
         """Of one request, by the simulator, with the predictor and the runtime's eviction."""
-        setting = Setting.of(traces, self._profile, slots=self._config.slots)
+        config = self._config
+        setting = Setting.of(traces, self._profile, slots=config.slots, expert_bytes=config.expert_bytes)
         foresight = LearnedForesight(LookaheadPredictor(net, traces.header.spec))
         result = simulate(setting, foresight=foresight)
         return result.stall_ms / result.requests
