@@ -197,7 +197,9 @@ class CollectConfig(EngineConfig):
     """Run the model over a corpus and log its routing."""
 
     images: Annotated[str, Unit("CORPUS")]
-    """Corpus: folder of images, parquet, webdataset, LLaVA or COCO json, or a hub id."""
+    """Corpus: folder of images, parquet, webdataset, LLaVA or COCO json, or a hub id (org/name, org/name:split)."""
+    image_folder: DirText | None = None
+    """Where the files lie that a json names; default: beside the json."""
     output: DirText
     """Folder for the routing logs."""
     prompt: str = "Describe the image."
@@ -270,7 +272,7 @@ class TrainConfig(Config):
     """Go on from the last checkpoint of an interrupted run with the same output."""
     register: Annotated[str, Unit("NAME")] | None = None
     """Register the artifact in MLflow under this name when done."""
-    alias: str | None = None
+    alias: Annotated[str, Unit("NAME")] | None = None
     """Alias that the registered version gets."""
     experiment: Annotated[str, Unit("NAME")] = "vismmoe"
     """MLflow experiment of the run."""
@@ -431,9 +433,9 @@ class RegisterConfig(Config):
 
     artifact: Annotated[str, Unit("ARTIFACT_DIR")]
     """Artifact folder that `vismmoe train` wrote."""
-    name: str
+    name: Annotated[str, Unit("NAME")]
     """Name of the registered model."""
-    alias: str | None = None
+    alias: Annotated[str, Unit("NAME")] | None = None
     """Alias that the new version gets, for models:/name@alias."""
     tracking_uri: Annotated[str, Unit("URI")] | None = None
     """MLflow server or database; default: MLFLOW_TRACKING_URI, else mlflow.db in the working folder."""

@@ -94,9 +94,12 @@ class Option:
         return self._one(value, source)
 
     def check(self, value: Any) -> None:
-        """UsageError when a number is outside its range."""
+        """UsageError when a number is outside its range, or nothing is named where something must be."""
         numbers = value if self.many else (value,)
         for number in numbers:
+            if self.unit and isinstance(number, str) and not number.strip():
+                # An unset shell variable, most often; as a path it would mean the working folder.
+                raise UsageError(f"{self.flag} ({self.name} in a config) is empty: name {_article(self.unit)}.")
             if self.within is not None and number is not None and number not in self.within:
                 raise UsageError(f"{self.flag} ({self.name} in a config) must be {self.within}, not {number}.")
 
@@ -141,6 +144,10 @@ class Option:
     @property
     def wanted(self) -> str:
         return {str: "text", int: "a whole number", float: "a number", bool: "true or false"}[self.kind]
+
+
+def _article(unit: str) -> str:
+    return f"{'an' if unit[0] in 'AEIOU' else 'a'} {unit}"
 
 
 def _pixels(value: object, source: str) -> tuple[int, int]:

@@ -1,8 +1,13 @@
-"""Folders and parquet: which items, in which order, with which question."""
+"""Folders, parquet, webdataset, json lists and the hub: which items, in which order, with which question."""
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import subprocess
+import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,7 @@ from PIL import Image
 
 from vismmoe.errors import CorpusError
 from vismmoe_training.corpus import CorpusItem, open_corpus
+from vismmoe_training.corpus.tables import open_hub
 
 
 def picture(path: Path) -> Path:
@@ -69,15 +75,110 @@ def test_metadata_that_cannot_be_meant_is_refused(tmp_path: Path, line: str, tol
         open_corpus(str(tmp_path), "")
 
 
-def test_what_is_no_corpus_or_not_read_yet_is_refused_by_name(tmp_path: Path) -> None:
-    for name, told in (("llava.json", "LLaVA"), ("shard.tar", "webdataset"), ("notes.txt", "is no corpus")):
-        (tmp_path / name).write_text("")
+def test_what_is_no_corpus_is_refused_by_name(tmp_path: Path) -> None:
+    for name, told in (
+        ("llava.json", "is not JSON"),
+        ("shard.tar", "is not a tar file"),
+        ("notes.txt", "is no corpus"),
+    ):
+        (tmp_path / name).write_text("no")
         with pytest.raises(CorpusError, match=told):
             open_corpus(str(tmp_path / name), "")
+    (tmp_path / "inner").mkdir()
     with pytest.raises(CorpusError, match="holds no image"):
-        open_corpus(str(tmp_path), "")
-    with pytest.raises(CorpusError, match="There is no 'org/data'"):
-        open_corpus("org/data", "")
+        open_corpus(str(tmp_path / "inner"), "")
+    with pytest.raises(CorpusError, match="There is no 'gone/list"):
+        open_corpus("gone/list.json", "")
+
+
+def test_a_hub_id_without_a_network_is_told_in_a_sentence() -> None:
+    script = (
+        "from vismmoe_training.corpus import open_corpus\n"
+        "from vismmoe.errors import CorpusError\n"
+        "try: open_corpus('org/no-such-data', '')\n"
+        "except CorpusError as error: print(error)\n"
+    )
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=offline, check=True)
+    assert told.stdout.startswith("There is no 'org/no-such-data' on this disk, and no data set of this name")
+
+
+def test_a_data_set_is_read_as_the_hub_hands_it_out(tmp_path: Path) -> None:
+    for split in ("train", "validation"):
+        picture(tmp_path / f"data/{split}/a.png")
+        describe(tmp_path / f"data/{split}", {"file_name": "a.png", "question": f"Which {split}?"})
+    told = list(open_hub(str(tmp_path / "data"), "Describe it."))
+    assert [item.prompt for item in told] == ["Which train?"]
+    assert told[0].image == (tmp_path / "data/train/a.png").read_bytes()
+    chosen = open_hub(f"{tmp_path / 'data'}:validation", "Describe it.")
+    assert [item.prompt for item in chosen] == ["Which validation?"]
+
+
+def shard(path: Path, files: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def test_webdataset_shards_give_a_question_with_each_image(tmp_path: Path) -> None:
+    data = picture(tmp_path / "a.png").read_bytes()
+    (tmp_path / "a.png").unlink()
+    shard(
+        tmp_path / "one.tar",
+        {
+            "000.png": data,
+            "000.json": json.dumps({"question": "Why?"}).encode(),
+            "001.png": b"broken",
+            "001.json": json.dumps({"question": "What?"}).encode(),
+        },
+    )
+    corpus = open_corpus(str(tmp_path), "Describe it.")
+    assert corpus.size == 2
+    assert list(corpus) == [CorpusItem("one.tar#000", data, "Why?"), CorpusItem("one.tar#001", b"broken", "What?")]
+    with pytest.raises(CorpusError, match="holds no image"):
+        open_corpus(str(shard(tmp_path / "two.tar", {"a.txt": b"words"})), "")
+
+
+def test_a_llava_list_asks_what_its_humans_ask(tmp_path: Path) -> None:
+    picture(tmp_path / "pictures/a.png")
+    turns = [{"from": "human", "value": "<image>\nWhy?"}, {"from": "gpt", "value": "Because."}]
+    entries = [
+        {"id": "0", "image": "pictures/a.png", "conversations": turns},
+        {"id": "1", "image": "pictures/a.png", "conversations": [{"from": "human", "value": "<image>"}]},
+        {"id": "2", "conversations": turns},
+    ]
+    (tmp_path / "list.json").write_text(json.dumps(entries))
+    (tmp_path / "list.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    for name in ("list.json", "list.jsonl"):
+        assert asked(tmp_path / name) == [("pictures/a.png", "Why?"), ("pictures/a.png#2", "Describe it.")]
+
+
+def test_coco_annotations_are_read_with_their_images_elsewhere(tmp_path: Path) -> None:
+    picture(tmp_path / "val2017/7.jpg")
+    told = {
+        "images": [{"id": 7, "file_name": "7.jpg"}, {"id": 8, "file_name": "8.jpg"}],
+        "annotations": [{"image_id": 7, "caption": "A thing."}, {"image_id": 8, "question": "Which?"}],
+    }
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/val.json").write_text(json.dumps(told))
+    items = list(open_corpus(str(tmp_path / "notes/val.json"), "Describe it.", tmp_path / "val2017"))
+    assert [(item.name, item.prompt) for item in items] == [("7.jpg", "Describe it."), ("8.jpg", "Which?")]
+    assert items[0].image == tmp_path / "val2017/7.jpg"
+    with pytest.raises(CorpusError, match="--image-folder says where"):
+        open_corpus(str(tmp_path / "notes/val.json"), "")
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [({"a": 1}, "neither a list"), ([{"text": "a"}], "names no image"), ([{"image": "../../etc/x.png"}], "outside")],
+)
+def test_a_list_that_names_no_image_of_its_folder_is_refused(tmp_path: Path, told: object, why: str) -> None:
+    (tmp_path / "list.json").write_text(json.dumps(told))
+    with pytest.raises(CorpusError, match=why):
+        open_corpus(str(tmp_path / "list.json"), "")
 
 
 def test_parquet_gives_encoded_bytes_and_its_own_questions(tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedTokenizerBase
 
+from vismmoe_training.reference.bands import RunningBands
 from vismmoe_training.reference.dialogue import IGNORED, DialogueEncoder, token_grid
 from vismmoe_training.reference.experts import grouped_experts
 from vismmoe_training.reference.pool import LABELS, batches_of_like_size, build_pool, pixel_values, pool_scene
+from vismmoe_training.reference.revive import _router_inputs, revive
 from vismmoe_training.reference.routing import RoutingMeter
 from vismmoe_training.reference.shape import (
     ReferenceShape,
@@ -22,8 +24,9 @@ from vismmoe_training.reference.shape import (
     save_reference,
 )
 from vismmoe_training.reference.sheets import find_strips, sheet_batch
+from vismmoe_training.reference.terms import imbalance_within, indecision, neglect, surprise
 from vismmoe_training.reference.tokenizer import build_tokenizer
-from vismmoe_training.reference.whole import decode, encode_pool, imbalance_within, surprise
+from vismmoe_training.reference.whole import RoutingWeights, WholeStage, decode, encode_pool
 from vismmoe_training.scenes import COLOUR_NAMES, KINDS, WORDS, SceneSpec, all_questions, draw_scene
 
 TINY = ReferenceShape(layers=3, experts=16, top_k=4, vision_layers=2, deepstack_layers=(0, 1))
@@ -126,9 +129,115 @@ def test_balance_within_is_zero_for_even_routing_and_large_for_one_expert() -> N
 
 
 def test_a_router_that_already_agrees_surprises_nobody() -> None:
-    logits, mask = torch.randn(5, 8), torch.ones(5, dtype=torch.bool)
-    assert float(surprise(2 * logits + 1, logits, mask)) == pytest.approx(0.0, abs=1e-5)
-    assert float(surprise(-logits, logits, mask)) == pytest.approx(2.0, abs=1e-5)
+    logits = 20 * torch.eye(8)[:5] + 20 * torch.eye(8).roll(1, 0)[:5]
+    assert float(surprise(logits + 1, logits, 2)) == pytest.approx(0.0, abs=1e-3)
+    assert float(surprise(-logits, logits, 2)) > 10
+
+
+def test_a_surprised_router_learns_to_foresee_its_choice() -> None:
+    late, early = torch.tensor([[3.0, 2.0, 1.0, 0.0]]), torch.tensor([[0.0, 2.0, 0.5, 1.0]], requires_grad=True)
+    surprise(early, late, 2).backward()
+    assert early.grad is not None
+    pushed = (-early.grad).sign()[0].tolist()
+    assert pushed == [1.0, 1.0, -1.0, -1.0]  # 0 and 1 are chosen late; 2 and 3 stand near the line
+
+
+def test_indecision_falls_as_the_chosen_draw_away_from_the_runners_up() -> None:
+    near, far = (torch.tensor([[gap, gap, 0.0, 0.0, -9.0]]) for gap in (0.1, 4.0))
+    assert float(indecision(torch.zeros(1, 5), 2)) == pytest.approx(2 * np.log(2), abs=1e-4)
+    assert float(indecision(far, 2)) < float(indecision(near, 2)) < 2 * np.log(2)
+
+
+def test_a_neglected_expert_is_drawn_to_the_tokens_that_would_soonest_choose_it() -> None:
+    logits = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    logits[:, 5] = -4.0
+    logits[:6, 5] = -1.0  # as many as a share of .4 asks of 64 tokens with 2 choices among 8 experts
+    logits.requires_grad_()
+    neglect(logits, 2).backward()
+    assert logits.grad is not None
+    drawn = logits.grad[:, 5] < 0
+    assert drawn.nonzero().flatten().tolist() == list(range(6))
+    assert not logits.grad[:, :5].any()
+
+
+def test_experts_that_are_all_used_are_left_alone() -> None:
+    assert float(neglect(torch.eye(8).repeat(4, 1), 1)) == 0.0
+
+
+def _noted(chosen: Tensor, guessed: Tensor) -> RunningBands:
+    bands = RunningBands(chosen.shape[0], 64)
+    visual = torch.ones(chosen.shape[1:3], dtype=torch.bool)
+    visual[:, chosen.shape[2] // 2 :] = False
+    bands.note(chosen, guessed, visual, ~visual)
+    return bands
+
+
+def test_a_term_pulls_only_on_the_layers_outside_their_band() -> None:
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.rand(4, 400, 64, generator=generator).topk(8).indices  # each expert as often as any other
+    narrow = torch.rand(4, 400, 21, generator=generator).topk(8).indices
+    chosen = torch.stack([spread, narrow])
+    agreeing = chosen[1:].clone()
+    agreeing[..., 6:] = 63  # six of eight are foreseen: just at the edge
+    pulls = _noted(chosen, agreeing).pulls()
+    assert pulls["coverage_visual"].sign().tolist() == [1.0, -1.0]  # too spread, too narrow
+    assert pulls["least_share"][1] > 1.0
+    assert pulls["least_share"][0] < 1.0
+    assert pulls["next_gate"][0] == 0.0  # nothing foresees the first layer
+    assert pulls["next_gate"][1] == pytest.approx(1.0)
+    assert _noted(chosen, chosen[1:]).pulls()["next_gate"][1] < 0.0  # too easily foreseen
+    agreeing[:, :, ::2, 6] = chosen[1:, :, ::2, 6]  # seven of eight for every other token: .8125
+    assert _noted(chosen, agreeing).pulls()["next_gate"][1] == 0.0
+
+
+def test_experts_that_no_token_chose_are_in_use_after_revival(tokenizer: PreTrainedTokenizerBase) -> None:
+    model = build_model(build_config(TINY, tokenizer), seed=1)
+    encoder, rng = DialogueEncoder(tokenizer), np.random.default_rng(0)
+    scenes = [pool_scene(seed, SceneSpec(max_side_px=128)) for seed in range(4)]
+    branches = [[encoder.branch(question) for question in all_questions(s.scene, rng, 1)] for s in scenes]
+    batch = encoder.batch([token_grid(s.scene) for s in scenes], branches)
+    requests = [(batch, torch.cat(encode_pool(model, scenes), dim=1).float())]
+    assert revive(model, requests, least=0.0) == 0
+    gates = [layer.mlp.gate for layer in model.model.language_model.layers]
+    with torch.no_grad():
+        gates[1].weight[3] = -gates[1].weight.mean(0) * 4  # chosen by nearly none
+    before = _load(gates[1].weight, _router_inputs(model, requests)[1])
+    assert revive(model, requests, least=0.3) > 0
+    for gate, inputs in zip(gates, _router_inputs(model, requests), strict=True):
+        assert float(_load(gate.weight, inputs).min()) > max(0.15, float(before.min()))
+
+
+def _load(rows: Tensor, inputs: Tensor) -> Tensor:
+    chosen = (inputs @ rows.t()).topk(TINY.top_k, dim=-1).indices.reshape(-1)
+    return torch.bincount(chosen, minlength=TINY.experts) * TINY.experts / chosen.numel()
+
+
+def test_running_figures_follow_the_batches() -> None:
+    generator = torch.Generator().manual_seed(0)
+    wide, narrow = (torch.rand(1, 2, 80, n, generator=generator).topk(8).indices for n in (64, 16))
+    bands = _noted(wide, wide[1:])
+    first = float(bands.coverage_visual)
+    visual = torch.ones(2, 80, dtype=torch.bool)
+    visual[:, 40:] = False
+    bands.note(narrow, narrow[1:], visual, ~visual)
+    assert float(bands.coverage_visual) == pytest.approx(first * bands.keep + 1.0 * (1 - bands.keep))
+
+
+def test_the_loss_pulls_on_routers_by_the_terms_that_are_asked_for(tokenizer: PreTrainedTokenizerBase) -> None:
+    model = build_model(build_config(TINY, tokenizer), seed=1)
+    encoder, scene = DialogueEncoder(tokenizer), pool_scene(9, SceneSpec(max_side_px=128))
+    questions = all_questions(scene.scene, np.random.default_rng(0), 1)
+    batch = encoder.batch([token_grid(scene.scene)], [[encoder.branch(q) for q in questions]])
+    features = encode_pool(model, [scene])[0].float()
+    none = dict.fromkeys(vars(RoutingWeights()), 0.0)
+    grads = []
+    for weights in (none, {**none, "foresight": 1.0}):
+        stage = WholeStage(model, steps=1, routing=RoutingWeights(**weights))
+        model.zero_grad()
+        stage.training_step((batch, features), 0).backward()
+        grads.append(model.model.language_model.layers[1].mlp.gate.weight.grad.clone())
+        assert int(stage.bands.batches) == 1
+    assert not torch.allclose(grads[0], grads[1])
 
 
 def test_a_branch_among_many_gets_the_logits_of_a_request_of_its_own(tokenizer: PreTrainedTokenizerBase) -> None:

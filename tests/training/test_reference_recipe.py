@@ -24,6 +24,7 @@ SHORT = RecipeConfig(
     easy_steps=2,
     epoch_steps=2,
     threads=1,
+    watch_scenes=0,
 )
 STAGES = ("vision", "whole")
 
@@ -57,3 +58,19 @@ def test_the_exported_folder_loads_and_its_card_tells_what_was_measured(tmp_path
     assert f"**{measured.overall:.3f}**" in card
     assert "Outside the bands" in card  # so small a model cannot route like a real one, and the card says so
     assert json.loads((tmp_path / "model" / "measured.json").read_text())["overall"] == measured.overall
+
+
+def test_the_decoder_of_a_finished_model_trains_on_and_is_watched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = _run(replace(SHORT, work=tmp_path / "first"))
+    first.export(tmp_path / "model", scenes=4)
+    config = replace(SHORT, work=tmp_path / "second", start_from=tmp_path / "model", watch_scenes=4)
+    second = _run(config)
+    saved = Qwen3VLMoeForConditionalGeneration.from_pretrained(tmp_path / "model", dtype=torch.float32).state_dict()
+    changed = {name for name, value in second.model.state_dict().items() if not torch.equal(value, saved[name])}
+    assert not [name for name in changed if ".visual." in name]
+    assert "model.language_model.layers.0.mlp.gate.weight" in changed
+    told = capsys.readouterr().err
+    assert "step 2: exact match 0." in told
+    assert "next_gate 0." in told

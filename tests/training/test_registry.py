@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from vismmoe.errors import ArtifactError, UsageError
-from vismmoe.tracking import talking_to
-from vismmoe_training.registry import TrackedRun, register
+from vismmoe.tracking import talking_to, tracking_uri
+from vismmoe_training.registry import ModelVersion, TrackedRun, register
 
 
 def status(run: TrackedRun) -> str:
@@ -42,3 +42,14 @@ def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
     (tmp_path / "broken.db").write_text("this is not a database, it is a letter to my aunt")
     with pytest.raises(UsageError, match=r"broken\.db"):
         TrackedRun.start("tests", f"sqlite:///{tmp_path}/broken.db")
+
+
+def test_a_version_tells_the_flags_that_find_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    here, elsewhere = tracking_uri(), f"sqlite:///{tmp_path}/other place/mlflow.db"
+    assert str(ModelVersion("scenes", "3", "champion", here)).endswith("--predictor models:/scenes@champion")
+    told = str(ModelVersion("scenes", "3", None, elsewhere))
+    assert told.endswith(f"--predictor models:/scenes/3 --tracking-uri '{elsewhere}'")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:/nowhere")
+    assert "--tracking-uri" in str(ModelVersion("scenes", "3", None, here))

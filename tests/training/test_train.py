@@ -67,6 +67,13 @@ def test_the_road_from_logs_to_a_registered_artifact(write_logs: WriteLogs, tmp_
     assert {found.info.status for found in runs()} == {"FINISHED"}
 
 
+def test_a_training_that_stops_early_says_so(write_logs: WriteLogs, tmp_path: Path) -> None:
+    logs = write_logs(items=8)
+    unmoved = settings(logs, tmp_path / "a", learning_rate=1e-12, weight_decay=0.0, patience=1, max_epochs=9)
+    assert "stopped early after 2 of 9 epochs, 1 of them without" in str(train(unmoved))
+    assert "\n2 epochs; rows" in str(train(settings(logs, tmp_path / "b", patience=5, max_epochs=2)))
+
+
 class StopAt(Callback):
     """Fails in the middle of an epoch."""
 

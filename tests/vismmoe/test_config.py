@@ -78,6 +78,25 @@ def test_a_number_out_of_range_is_a_usage_error_that_names_flag_and_value(
     assert str(value) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (CollectConfig, "output", ""),
+        (CollectConfig, "images", " "),
+        (TrainConfig, "traces", ("logs", "")),
+        (InferConfig, "model", ""),
+        (InferConfig, "predictor", ""),
+        (RegisterConfig, "name", ""),
+        (TuneConfig, "output", ""),
+    ],
+)
+def test_an_empty_name_is_refused_and_does_not_mean_the_working_folder(
+    kind: type[Config], field: str, value: object
+) -> None:
+    with pytest.raises(UsageError, match=f"--{field} .* is empty: name an? [A-Z]"):
+        kind(**{**LEAST[kind], field: value})
+
+
 def test_an_alias_without_a_registered_name_is_refused() -> None:
     with pytest.raises(UsageError, match="--register"):
         TrainConfig(traces=("t",), output="o", alias="champion")

@@ -49,7 +49,7 @@ class CollectSummary:
 
 def collect(config: CollectConfig) -> CollectSummary:
     """Log the routing of a corpus. Raises CorpusError, CheckpointError, BudgetError; bad images are only skipped."""
-    corpus = open_corpus(config.images, config.prompt)
+    corpus = open_corpus(config.images, config.prompt, Path(config.image_folder) if config.image_folder else None)
     refuse_existing(Path(config.output), config.resume)
     with Engine.load(config) as engine:
         header = TraceHeader(
@@ -67,8 +67,9 @@ def record_corpus(engine: Recorder, corpus: Corpus, writer: TraceWriter, config:
     """Every item that the folder lacks, in the corpus's order."""
     started, before, rows = time.monotonic(), len(writer.items), 0
     skipped: list[tuple[str, str]] = []
-    total = corpus.size if config.limit is None else min(config.limit, corpus.size)
-    for item in track(_missing(islice(corpus, config.limit), writer), max(total - before, 0), "collect"):
+    sizes = [size for size in (corpus.size, config.limit) if size is not None]
+    total = max(min(sizes) - before, 0) if sizes else None
+    for item in track(_missing(islice(corpus, config.limit), writer), total, "collect"):
         try:
             recording = engine.record(_request(item, config), request_id=0, item=item.name, window=LOGGED_WINDOW)
         except ImageError as error:

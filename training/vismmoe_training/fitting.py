@@ -38,6 +38,7 @@ class Fitted:
 
     net: LookaheadNet
     epochs: int
+    stopped_early: bool  # held-out recall had not risen for `patience` epochs
     score: float  # held-out recall@20, blended over distances, mean of prefill and decode
 
 
@@ -75,7 +76,8 @@ def fit(
     trainer.fit(module, datamodule=data, ckpt_path=str(state / "last.ckpt") if resume else None)
     chosen = torch.load(best.best_model_path, weights_only=True)["state_dict"]
     module.load_state_dict(chosen)
-    return Fitted(exported(module.net, data), trainer.current_epoch, float(best.best_model_score or 0.0))
+    early = trainer.current_epoch < settings.max_epochs
+    return Fitted(exported(module.net, data), trainer.current_epoch, early, float(best.best_model_score or 0.0))
 
 
 def exported(net: LookaheadNet, data: LookaheadData) -> LookaheadNet:

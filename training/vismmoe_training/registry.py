@@ -5,12 +5,14 @@ A version's source is the run's own copy of the artifact folder; `vismmoe_deploy
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vismmoe.artifact import Artifact, load_artifact
+from vismmoe.errors import UsageError
 from vismmoe.tracking import artifact_root, talking_to, tracking_uri
 
 ARTIFACT_PATH = "predictor"  # folder of the artifact within a run's artifacts
@@ -30,7 +32,17 @@ class ModelVersion:
         return f"models:/{self.name}@{self.alias}" if self.alias else f"models:/{self.name}/{self.version}"
 
     def __str__(self) -> str:
-        return f"registered {self.name} version {self.version} in {self.tracking_uri}: --predictor {self.uri}"
+        flags = ["--predictor", self.uri]
+        if not self._found_unasked():
+            flags += ["--tracking-uri", self.tracking_uri]
+        return f"registered {self.name} version {self.version} in {self.tracking_uri}: {shlex.join(flags)}"
+
+    def _found_unasked(self) -> bool:
+        """Whether a command finds it without being told which MLflow to ask."""
+        try:
+            return self.tracking_uri == tracking_uri()
+        except UsageError:
+            return False
 
 
 def register(

@@ -33,7 +33,7 @@ class TrainSummary:
     """What `vismmoe train` says at its end."""
 
     output: Path
-    epochs: int
+    epochs: str
     rows: dict[str, int]
     recalls: tuple[Recall, ...]
     shortfalls: tuple[str, ...]  # where a trivial rule is at least as good, in sentences
@@ -44,7 +44,7 @@ class TrainSummary:
         tables = [recall_table(self.recalls, phase) for phase in ("decode", "prefill", "all")]
         judged = [f"Not better: {shortfall}." for shortfall in self.shortfalls]
         rows = ", ".join(f"{count} {side}" for side, count in self.rows.items())
-        lines = [*tables, *judged, f"{self.epochs} epochs; rows: {rows}. Artifact: {self.output}"]
+        lines = [*tables, *judged, f"{self.epochs}; rows: {rows}. Artifact: {self.output}"]
         return "\n\n".join(lines) + (f"\n{self.version}" if self.version else "")
 
 
@@ -108,7 +108,18 @@ def _finish(config: TrainConfig, output: Path, fitted: Fitted, data: LookaheadDa
     else:
         run.log_artifact(output)
     rows = {str(side): len(rows) for side, rows in data.rows.items()}
-    return TrainSummary(output, fitted.epochs, rows, tuple(recalls), tuple(verdict(recalls)), run.run_id, version)
+    return TrainSummary(
+        output, _epochs(config, fitted), rows, tuple(recalls), tuple(verdict(recalls)), run.run_id, version
+    )
+
+
+def _epochs(config: TrainConfig, fitted: Fitted) -> str:
+    if not fitted.stopped_early:
+        return f"{fitted.epochs} epochs"
+    return (
+        f"stopped early after {fitted.epochs} of {config.max_epochs} epochs, "
+        f"{config.patience} of them without a better held-out recall (--patience)"
+    )
 
 
 def _fit_settings(config: TrainConfig) -> FitSettings:

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase, Qwen3VLMoeForConditionalGenera
 from vismmoe_training.reference.dialogue import IGNORED, Branch, DialogueBatch, DialogueEncoder, token_grid
 from vismmoe_training.reference.pool import build_pool
 from vismmoe_training.reference.routing import RoutingFigures, RoutingMeter
-from vismmoe_training.reference.whole import answer_logits, decode, encode_pool, watching_routers
-from vismmoe_training.scenes import STYLES, SceneSpec, ask
+from vismmoe_training.reference.whole import answer_logits, decode, early_logits, encode_pool, watching_routers
+from vismmoe_training.scenes import STYLES, Scene, SceneSpec, ask
 
 
 @dataclass(frozen=True)
@@ -40,34 +40,42 @@ class Measurement:
         return sum(self.by_style.values()) / len(self.by_style)
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """Scenes of the full size range that no training sees, and what a finished vision tower says of them."""
+
+    scenes: tuple[Scene, ...]
+    features: tuple[Tensor, ...]  # float16 (1 + deepstack, N, H) each
+    seed: int
+
+
+def hold_out(model: Qwen3VLMoeForConditionalGeneration, scenes: int = 512, seed: int = 424242) -> HeldOut:
+    """Draw and encode held-out scenes."""
+    pool = build_pool(scenes, seed, [SceneSpec()])
+    return HeldOut(tuple(each.scene for each in pool), tuple(encode_pool(model, pool)), seed)
+
+
 @torch.no_grad()
 def measure(
-    model: Qwen3VLMoeForConditionalGeneration,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    scenes: int = 512,
-    seed: int = 424242,
-    batch: int = 16,
+    model: Qwen3VLMoeForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, held: HeldOut, *, batch: int = 16
 ) -> Measurement:
-    """One question of each style about each of `scenes` scenes of the full size range.
+    """One question of each style about each held-out scene.
 
     The whole answer with its end token must come out as the most likely one at every position, which for greedy
     decoding is the same as generating it.
     """
-    model.eval()
-    pool = build_pool(scenes, seed, [SceneSpec()])
-    features = encode_pool(model, pool)
-    encoder, rng = DialogueEncoder(tokenizer), np.random.default_rng(seed)
+    scenes, features = held.scenes, held.features
+    encoder, rng = DialogueEncoder(tokenizer), np.random.default_rng(held.seed)
     asked: Counter[str] = Counter()
     right: Counter[str] = Counter()
     misses: list[tuple[str, str, str]] = []
     text = model.config.text_config
     meter = RoutingMeter(text.num_hidden_layers, text.num_experts)
-    order = sorted(range(scenes), key=lambda index: pool[index].tokens)
-    for start in range(0, scenes, batch):
+    order = sorted(range(len(scenes)), key=lambda index: features[index].shape[1])
+    for start in range(0, len(scenes), batch):
         chosen = order[start : start + batch]
-        branches = [[encoder.branch(q) for q in ask(pool[i].scene, rng, STYLES, 1)] for i in chosen]
-        dialogues = encoder.batch([token_grid(pool[i].scene) for i in chosen], branches)
+        branches = [[encoder.branch(q) for q in ask(scenes[i], rng, STYLES, 1)] for i in chosen]
+        dialogues = encoder.batch([token_grid(scenes[i]) for i in chosen], branches)
         routed: list[tuple[Tensor, ...]] = []
         with watching_routers(model, routed):
             hidden = decode(model, dialogues, torch.cat([features[i] for i in chosen], dim=1).float())
@@ -78,7 +86,7 @@ def measure(
             if guess != list(branch.answer) and len(misses) < 200:
                 misses.append(tuple(tokenizer.decode(ids) for ids in (branch.prompt, branch.answer, guess)))
         _note_routing(model, meter, dialogues, routed)
-    return Measurement(scenes, dict(asked), dict(right), tuple(misses), meter.figures())
+    return Measurement(len(scenes), dict(asked), dict(right), tuple(misses), meter.figures())
 
 
 def _answers(
@@ -104,20 +112,11 @@ def _note_routing(
     """Add each request (a picture with its first question) of a batch to the meter."""
     rows, length = dialogues.branch.shape
     chosen = torch.stack([ids for _, _, _, ids in routed]).view(len(routed), rows, length, -1)
-    guessed = torch.stack(_next_gate(model, routed)).view(len(routed) - 1, rows, length, -1)
+    early = early_logits(model, [inputs for inputs, *_ in routed])
+    guessed = torch.stack([logits.topk(chosen.shape[-1], dim=-1).indices for logits in early])
+    guessed = guessed.view(len(early), rows, length, -1)
     for row in range(rows):
         keep = (dialogues.branch[row] == 0) | (dialogues.branch[row] == 1)
         visual = dialogues.visual[row][keep]
         meter.add(chosen[:, row, keep], visual, ~visual)
         meter.add_next_gate(guessed[:, row, keep], chosen[1:, row, keep])
-
-
-def _next_gate(model: Qwen3VLMoeForConditionalGeneration, routed: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:
-    """What each next layer's router would choose if it saw this layer's state, by its own norm's weights."""
-    layers = model.model.language_model.layers
-    guesses = []
-    for index, (hidden, *_rest) in enumerate(routed[:-1]):
-        own, following = (layers[i].post_attention_layernorm.weight for i in (index, index + 1))
-        logits = (hidden.reshape(-1, hidden.shape[-1]) / own * following) @ layers[index + 1].mlp.gate.weight.t()
-        guesses.append(logits.topk(routed[0][3].shape[-1], dim=-1).indices)
-    return guesses

@@ -14,7 +14,7 @@ import lightning as L
 import numpy as np
 import numpy.typing as npt
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -24,8 +24,10 @@ from transformers import PreTrainedTokenizerBase, Qwen3VLMoeForConditionalGenera
 from vismmoe_training.reference.card import write_card
 from vismmoe_training.reference.dialogue import DialogueBatch, DialogueEncoder, token_grid
 from vismmoe_training.reference.experts import use_grouped_experts
-from vismmoe_training.reference.measure import Measurement, measure
+from vismmoe_training.reference.measure import Measurement, hold_out, measure
 from vismmoe_training.reference.pool import PooledScene, batches_of_like_size, build_pool, pixel_values, scene_seeds
+from vismmoe_training.reference.revive import revive
+from vismmoe_training.reference.routing import BANDS
 from vismmoe_training.reference.shape import ReferenceShape, build_config, build_model, build_processor, save_reference
 from vismmoe_training.reference.sheets import Strip, find_strips, sheet_batch
 from vismmoe_training.reference.tokenizer import build_tokenizer
@@ -56,8 +58,11 @@ class RecipeConfig:
     whole_batch: int = 16
     easy_steps: int = 200  # at first only pictures of at most two objects
     learning_rate: float = 2e-3
+    warm_up_steps: int = 200  # of the second stage
     routing: RoutingWeights = field(default_factory=RoutingWeights)
     threads: int = 2
+    start_from: Path | None = None  # a finished model whose decoder trains on; its vision tower stays as it is
+    watch_scenes: int = 96  # held-out scenes measured after each epoch of the second stage; 0: none
     stop_after_epochs: int | None = None  # end each stage early, to be resumed
     epoch_steps: int = 100  # short epochs: a resumed run starts at the boundary of one
 
@@ -139,7 +144,39 @@ class EpochData(L.LightningDataModule):
         return DataLoader(self.make(epoch), batch_size=None)
 
 
-def fit(stage: L.LightningModule, data: EpochData, folder: Path, steps: int, epochs: int | None = None) -> None:
+class Watch(Callback):
+    """Measures held-out scenes after each epoch, and says so in one line: what answers, what lies outside its band."""
+
+    def __init__(
+        self, model: Qwen3VLMoeForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, scenes: int
+    ) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.held = hold_out(model, scenes, seed=777_000)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Measure, and go on."""
+        measured = measure(self.model, self.tokenizer, self.held)
+        print(f"step {trainer.global_step}: {summary(measured)}", file=sys.stderr, flush=True)
+
+
+def summary(measured: Measurement) -> str:
+    """Exact match, and for each banded figure its range over the layers and which of them lie outside."""
+    told = [f"exact match {measured.overall:.3f}"]
+    for name, (low, high) in BANDS.items():
+        values = getattr(measured.routing, name)
+        outside = [str(layer) for layer, value in enumerate(values) if not low <= value <= high]
+        told.append(f"{name} {min(values):.3f}..{max(values):.3f}" + (f" (layers {' '.join(outside)})" * bool(outside)))
+    return ", ".join(told)
+
+
+def fit(
+    stage: L.LightningModule,
+    data: EpochData,
+    folder: Path,
+    steps: int,
+    epochs: int | None = None,
+    watch: Sequence[Callback] = (),
+) -> None:
     """Train a stage to `steps`, going on from the folder's last checkpoint where there is one."""
     keep = ModelCheckpoint(folder, save_last=True, every_n_epochs=1, save_top_k=1, save_on_train_epoch_end=True)
     trainer = L.Trainer(
@@ -147,7 +184,7 @@ def fit(stage: L.LightningModule, data: EpochData, folder: Path, steps: int, epo
         max_steps=steps,
         max_epochs=epochs or -1,
         logger=CSVLogger(folder, name="log", flush_logs_every_n_steps=20),
-        callbacks=[keep],
+        callbacks=[keep, *watch],
         log_every_n_steps=20,
         gradient_clip_val=1.0,
         enable_model_summary=False,
@@ -169,8 +206,12 @@ class Recipe:
         )
 
     def train_vision(self) -> None:
-        """Stage one."""
+        """Stage one, or another model's finished one."""
         config = self.config
+        if config.start_from:
+            finished = Qwen3VLMoeForConditionalGeneration.from_pretrained(config.start_from, dtype=torch.float32)
+            self.model.load_state_dict(finished.state_dict())
+            return
         stage = VisionStage(self.model, TokenNamer(self.shape.hidden_size, self.tokenizer), steps=config.vision_steps)
         if not self._is_done("vision", config.vision_steps, stage):
             pool = build_pool(config.vision_scenes, config.seed, VISION_MIX)
@@ -186,10 +227,15 @@ class Recipe:
     def train_whole(self) -> None:
         """Stage two."""
         config = self.config
-        soften_deepstack(self.model)
+        if not config.start_from:
+            soften_deepstack(self.model)
         use_grouped_experts(self.model)
         stage = WholeStage(
-            self.model, steps=config.whole_steps, learning_rate=config.learning_rate, routing=config.routing
+            self.model,
+            steps=config.whole_steps,
+            learning_rate=config.learning_rate,
+            warm_up_steps=config.warm_up_steps,
+            routing=config.routing,
         )
         if self._is_done("whole", config.whole_steps, stage):
             return
@@ -209,14 +255,23 @@ class Recipe:
             config.work / "whole",
             config.whole_steps,
             config.stop_after_epochs,
+            [Watch(self.model, self.tokenizer, config.watch_scenes)] if config.watch_scenes else [],
         )
+
+    def revive_experts(self, scenes: int = 96) -> int:
+        """Draw experts that the last step left out back into use, on scenes of their own; how many rows were moved."""
+        held = hold_out(self.model, scenes, seed=self._epoch_seed(3, 0))
+        encoder, rng = DialogueEncoder(self.tokenizer), np.random.default_rng(self._epoch_seed(3, 1))
+        order = sorted(range(scenes), key=lambda index: held.features[index].shape[1])
+        chunks = [order[start : start + self.config.whole_batch] for start in range(0, scenes, self.config.whole_batch)]
+        return revive(self.model, [dialogue_batch(chunk, held.scenes, held.features, encoder, rng) for chunk in chunks])
 
     def export(self, folder: Path, scenes: int = 512) -> Measurement:
         """Save the model as people load it, measure those very weights, and write its card."""
         save_reference(self.model, build_processor(self.shape, self.tokenizer), folder)
         saved = Qwen3VLMoeForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
         use_grouped_experts(saved)
-        measured = measure(saved, self.tokenizer, scenes=scenes)
+        measured = measure(saved.eval(), self.tokenizer, hold_out(saved, scenes))
         config = self.config
         write_card(
             folder,
@@ -264,16 +319,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the recipe."""
     parser = argparse.ArgumentParser(description=__doc__)
     defaults = RecipeConfig()
-    for name, kind in (("seed", int), ("vision_steps", int), ("whole_steps", int), ("threads", int)):
+    for name, kind in (
+        ("seed", int),
+        ("vision_steps", int),
+        ("whole_steps", int),
+        ("threads", int),
+        ("whole_scenes", int),
+    ):
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=getattr(defaults, name))
     parser.add_argument("--learning-rate", type=float, default=defaults.learning_rate)
-    for name in ("work", "output"):
-        parser.add_argument(f"--{name}", type=Path, default=getattr(defaults, name))
+    for name in ("work", "output", "start_from"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=Path, default=getattr(defaults, name))
     config = replace(defaults, **vars(parser.parse_args(arguments)))
     torch.set_num_threads(config.threads)
     recipe = Recipe(config)
     recipe.train_vision()
     recipe.train_whole()
+    print(f"experts drawn back into use: {recipe.revive_experts()}", file=sys.stderr)
     measured = recipe.export(config.output)
     print(f"exact match {measured.overall:.3f}: {measured.by_style}")
     print("\n".join(measured.routing.failures()) or "routing: all layers within the bands")

@@ -13,6 +13,13 @@ import torch
 from torch import Tensor
 
 TOP = 20
+BANDS: Mapping[str, tuple[float, float]] = {  # in which the figures of real models lie
+    "least_share": (0.1, 1.0),
+    "coverage_visual": (0.40, 0.60),
+    "coverage_text": (0.60, 0.85),
+    "previous_token_text": (0.0, 0.65),
+    "next_gate": (0.75, 0.92),
+}
 
 
 @dataclass(frozen=True)
@@ -28,16 +35,9 @@ class RoutingFigures:
 
     def failures(self) -> list[str]:
         """What lies outside the bands in which a real model's figures lie; empty when all is well."""
-        bands: Mapping[str, tuple[float, float]] = {
-            "least_share": (0.1, 1.0),
-            "coverage_visual": (0.40, 0.60),
-            "coverage_text": (0.60, 0.85),
-            "previous_token_text": (0.0, 0.65),
-            "next_gate": (0.75, 0.92),
-        }
         return [
             f"{name} of layer {layer} is {value:.3f}, not within {low} to {high}"
-            for name, (low, high) in bands.items()
+            for name, (low, high) in BANDS.items()
             for layer, value in enumerate(getattr(self, name))
             if not low <= value <= high
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,23 +12,33 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from transformers import Qwen3VLMoeForConditionalGeneration
-from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import load_balancing_loss_func
 
+from vismmoe_training.reference.bands import RunningBands
 from vismmoe_training.reference.dialogue import IGNORED, DialogueBatch
 from vismmoe_training.reference.pool import PooledScene, pixel_values
+from vismmoe_training.reference.terms import imbalance, imbalance_within, indecision, neglect, surprise
 
 
 @dataclass(frozen=True)
 class RoutingWeights:
-    """Weights of the terms that make a small model route like a large one; each term is 0 where it has its way."""
+    """Weights of the terms that make a small model route like a large one.
 
-    visual: float = 0.1  # balance of the visual tokens of a batch (Switch form, per layer)
-    picture: float = 0.03  # balance of the visual tokens within each picture: a real one spreads over most experts
-    text: float = 0.05  # the other way round: the text of a request comes back to the same experts
-    foresight: float = 2.0  # the next layer's router should find most of its choice in this layer's state already
+    Each pulls on a layer only while the layer lies outside the band of the figure named with it (`bands.py`).
+    """
+
+    balance: float = 0.1  # least_share: even use over a batch (Switch form)
+    neglect: float = 3.0  # least_share: revives dead experts
+    picture: float = 0.3  # coverage_visual: spread within each picture when above the band, the opposite when below
+    text: float = 0.2  # coverage_text: the same for the text of a request
+    foresight: float = 2.0  # next_gate: the router should find most of its choice in the last layer's state already
+    constancy: float = 2.0  # next_gate: and what comes between should not change the choice
+    decided: float = 0.1  # next_gate: clear-cut choices
 
 
-TEXT_CONCENTRATION = 0.4  # imbalance of the text of a request from which on nothing more is asked
+# Routers learn at this part of the rate. At the whole rate experts fall in and out of use from step to step: each looks
+# used on average, and is dead in whatever state the training ends.
+ROUTER_RATE = 0.15
+FALL = 0.25  # part of the steps over which the rate falls to nothing
 
 
 @torch.no_grad()
@@ -95,36 +105,15 @@ def answer_logits(model: Qwen3VLMoeForConditionalGeneration, batch: DialogueBatc
     return hidden[batch.labels != IGNORED] @ words.t()
 
 
-def imbalance(logits: Tensor, top_k: int) -> Tensor:
-    """Switch balance loss of one layer's router logits (rows, E): 0 is even. transformers' own pools all layers."""
-    value = torch.as_tensor(load_balancing_loss_func((logits,), logits.shape[-1], top_k))
-    return value / top_k - 1
+def early_logits(model: Qwen3VLMoeForConditionalGeneration, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """(rows, E) each: what the routers of layers 1 on would say of the state that the router before them saw.
 
-
-def imbalance_within(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-    """The same within each sequence, mean over the B sequences (DeepSeek-V3's sequence-wise balance loss).
-
-    logits (B * T, E), chosen ids (B * T, k), mask (B, T) of the tokens that count.
+    `inputs`: each router's own input (..., H), which its layer's norm has scaled.
     """
-    rows, length = mask.shape
-    weight = mask.float() / mask.sum(1, keepdim=True).clamp(min=1)
-    experts, top_k = logits.shape[-1], ids.shape[-1]
-    share = torch.einsum("bte,bt->be", logits.softmax(-1).view(rows, length, -1), weight)
-    place = ids + torch.arange(rows, device=ids.device).repeat_interleave(length).unsqueeze(1) * experts
-    each = (weight / top_k).reshape(-1, 1).expand(-1, top_k)
-    load = torch.bincount(place.reshape(-1), each.reshape(-1), minlength=rows * experts).view(rows, experts)
-    return (share * load).sum(-1).mean() * experts - 1
-
-
-def surprise(early: Tensor, late: Tensor, mask: Tensor) -> Tensor:
-    """How far a router's logits (rows, E) lie from what it would have said one layer earlier: 1 - their correlation."""
-    before, after = (logits.view(late.shape)[mask] for logits in (early, late.detach()))
-    before, after = (logits - logits.mean(-1, keepdim=True) for logits in (before, after))
-    return 1 - nn.functional.cosine_similarity(before, after, dim=-1).mean()
-
-
-def _mean(values: Iterable[Tensor]) -> Tensor:
-    return torch.stack(list(values)).mean()
+    layers = model.model.language_model.layers
+    norms = [layer.post_attention_layernorm.weight for layer in layers]
+    flat = [value.reshape(-1, value.shape[-1]) for value in inputs]
+    return [(flat[i] / norms[i] * norms[i + 1]) @ layers[i + 1].mlp.gate.weight.t() for i in range(len(layers) - 1)]
 
 
 class WholeStage(L.LightningModule):
@@ -137,11 +126,15 @@ class WholeStage(L.LightningModule):
         steps: int,
         learning_rate: float = 2e-3,
         weight_decay: float = 0.05,
+        warm_up_steps: int = 200,
         routing: RoutingWeights | None = None,
     ) -> None:
         super().__init__()
         self.model, self.steps, self.learning_rate, self.weight_decay = model, steps, learning_rate, weight_decay
+        self.warm_up_steps = warm_up_steps
         self.routing = routing or RoutingWeights()
+        text: Any = model.config.text_config
+        self.bands = RunningBands(int(text.num_hidden_layers), int(text.num_experts))
         model.model.visual.requires_grad_(False)
 
     def transfer_batch_to_device(
@@ -165,35 +158,64 @@ class WholeStage(L.LightningModule):
         return loss + torch.stack([vars(self.routing)[name] * value for name, value in terms.items()]).sum()
 
     def _routing_terms(self, routed: Sequence[tuple[Tensor, ...]], dialogues: DialogueBatch) -> dict[str, Tensor]:
-        config: Any = self.model.config.text_config
-        written = ((dialogues.branch >= 0) & ~dialogues.visual).reshape(-1)
-        seen, top_k = dialogues.visual.reshape(-1), int(config.num_experts_per_tok)
-        norms = [layer.post_attention_layernorm.weight for layer in self.model.model.language_model.layers]
-        gates = [layer.mlp.gate.weight for layer in self.model.model.language_model.layers]
+        """Each term, mean over the layers on which it pulls now; notes the batch's figures on the way."""
+        layers, top_k = len(routed), int(self.model.config.text_config.num_experts_per_tok)
+        written, seen = (dialogues.branch >= 0) & ~dialogues.visual, dialogues.visual
+        early = early_logits(self.model, [inputs for inputs, *_ in routed])
+        self._note_figures(routed, early, dialogues)
+        looked, read = seen.reshape(-1), written.reshape(-1)
+        pulls = self.bands.pulls()
+
+        def mean(figure: str, term: Callable[[int], Tensor]) -> Tensor:
+            pull = pulls[figure]
+            pulled = [pull[i] * term(i) for i in range(layers) if float(pull[i])]
+            return torch.stack(pulled).sum() / layers if pulled else pull.new_zeros(())
+
+        def both(figure: str, term: Callable[[int, Tensor], Tensor]) -> Tensor:
+            """Visual tokens are most of a request, though written ones are most of a training batch."""
+            return mean(figure, lambda i: 0.7 * term(i, looked) + 0.3 * term(i, read))
+
+        logits, ids = [out for _, out, _, _ in routed], [chosen for *_, chosen in routed]
         return {
-            "visual": _mean(imbalance(logits[seen], top_k) for _, logits, _, _ in routed),
-            "text": _mean(
-                (TEXT_CONCENTRATION - imbalance_within(logits, ids, written.view(dialogues.visual.shape))).relu()
-                for _, logits, _, ids in routed
-            ),
-            "picture": _mean(imbalance_within(logits, ids, dialogues.visual) for _, logits, _, ids in routed),
-            "foresight": _mean(
-                surprise(routed[i][0] / norms[i] * norms[i + 1] @ gates[i + 1].t(), routed[i + 1][1], seen | written)
-                for i in range(len(routed) - 1)
-            ),
+            "balance": mean("least_share", lambda i: imbalance(logits[i][looked], top_k)),
+            "neglect": mean("least_share", lambda i: neglect(logits[i][looked], top_k)),
+            "picture": -mean("coverage_visual", lambda i: imbalance_within(logits[i], ids[i], seen)),
+            "text": -mean("coverage_text", lambda i: imbalance_within(logits[i], ids[i], written)),
+            "foresight": both("next_gate", lambda i, rows: surprise(early[i - 1][rows], logits[i][rows], top_k)),
+            "constancy": both("next_gate", lambda i, rows: surprise(logits[i][rows], early[i - 1][rows], top_k)),
+            "decided": both("next_gate", lambda i, rows: indecision(logits[i][rows], top_k)),
         }
 
+    @torch.no_grad()
+    def _note_figures(
+        self, routed: Sequence[tuple[Tensor, ...]], early: Sequence[Tensor], dialogues: DialogueBatch
+    ) -> None:
+        shape, top_k = dialogues.branch.shape, routed[0][3].shape[-1]
+        chosen = torch.stack([ids for *_, ids in routed]).view(len(routed), *shape, top_k)
+        guessed = torch.stack([logits.topk(top_k, dim=-1).indices for logits in early])
+        request = (dialogues.branch == 0) | (dialogues.branch == 1)
+        visual, text = request & dialogues.visual, request & ~dialogues.visual
+        self.bands.note(chosen, guessed.view(len(early), *shape, top_k), visual, text)
+
+    def on_train_start(self) -> None:
+        """A resumed run may be given another learning rate: the checkpoint's schedule still holds the old one."""
+        scheduler: Any = self.lr_schedulers()
+        scheduler.base_lrs = [self.learning_rate, self.learning_rate, ROUTER_RATE * self.learning_rate]
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """AdamW on all but the vision tower."""
-        trained = [p for p in self.model.parameters() if p.requires_grad]
+        """AdamW on all but the vision tower; routers learn slowly."""
+        gates = [p for name, p in self.model.named_parameters() if name.endswith("mlp.gate.weight")]
+        routing = {id(p) for p in gates}
+        trained = [p for p in self.model.parameters() if p.requires_grad and id(p) not in routing]
         groups = [
             {"params": [p for p in trained if p.ndim > 1], "weight_decay": self.weight_decay},
             {"params": [p for p in trained if p.ndim == 1], "weight_decay": 0.0},
+            {"params": gates, "weight_decay": 0.0, "lr": ROUTER_RATE * self.learning_rate},
         ]
         optimizer = torch.optim.AdamW(groups, lr=self.learning_rate, betas=(0.9, 0.98), fused=True)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._rate_at)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _rate_at(self, step: int) -> float:
-        """Warm-up, a plateau, and a straight fall over the last quarter: a resumed run may be given more steps."""
-        return min(1.0, (step + 1) / 200, max(0.02, (self.steps - step) / (0.25 * self.steps)))
+        """Warm-up, a plateau, and a straight fall over the last part: a resumed run may be given more steps."""
+        return min(1.0, (step + 1) / self.warm_up_steps, max(0.02, (self.steps - step) / (FALL * self.steps)))
