@@ -50,7 +50,10 @@ COMMANDS = {
         "score a benchmark, and what dropping visual tokens costs on it", "EvalConfig", "evaluate",
         example="vismmoe eval --benchmark pope --data POPE.tsv --keep-ratio 0.7 0.5 --compressor affinity random",
     ),
-    "bench": Command("compare with other systems, side by side"),
+    "bench": Command(
+        "compare with other systems, side by side", "BenchConfig", "bench",
+        example="vismmoe bench --image photo.png --device-memory 34MiB --baseline resident mmap",
+    ),
     "simulate": Command(
         "replay routing logs against devices and cache rules", "SimulateConfig", "simulate",
         example="vismmoe simulate --traces runs/traces --profile configs/devices/*.yaml --policy lru lfu",

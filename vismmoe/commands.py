@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from vismmoe.config import (
+    BenchConfig,
     CollectConfig,
     EvalConfig,
     InferConfig,
@@ -84,6 +85,14 @@ def evaluate(config: EvalConfig, results: IO[str]) -> None:
 
     told = run(config, lambda: load_engine(config.engine_config(), config.predictor, config.tracking_uri), track)
     print(json.dumps(told) if config.json else retention_report(told), file=results)
+
+
+def bench(config: BenchConfig, results: IO[str]) -> None:
+    from vismmoe.bench.command import bench as run
+    from vismmoe.bench.command import bench_report
+
+    report = run(config)
+    print(json.dumps(report) if config.json else bench_report(report), file=results)
 
 
 def collect(config: CollectConfig, results: IO[str]) -> None:

@@ -50,6 +50,9 @@ class ModelConfig(Config):
     """RAM for copies of experts below the device, in bytes; 0 reads them straight from disk."""
     compute_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of the arithmetic; auto keeps the checkpoint's, but float32 on CPUs without native bfloat16."""
+    vision: Literal["resident", "streamed"] = "resident"
+    """Whether the vision tower stays in memory, or is read block by block for each image so that its memory serves
+    experts."""
     prefix_layers: Index | None = None
     """MoE layers at the front that see all visual tokens; the compressor takes effect after them. Default: what suits
     the model family."""
@@ -188,6 +191,31 @@ class PlanConfig(ModelConfig):
     """Largest image, in pixels."""
     context: Count = 1024
     """Tokens of one request, prompt and answer together."""
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig(ModelConfig):
+    """Answer one question by ours and by other systems, side by side."""
+
+    baseline: tuple[Literal["accelerate", "mmap", "resident"], ...] = ("resident", "mmap")
+    """What is measured beside ours: Accelerate's disk offload, transformers over mapped weights,
+    all experts resident."""
+    image: Annotated[str, Unit("IMAGE")] | None = None
+    """Image to ask about: path or URL; without one the question stands alone."""
+    prompt: str = "Describe the image."
+    """The question."""
+    max_new_tokens: Count = 16
+    """Longest answer, in tokens."""
+    predictor: Annotated[str, Unit("SOURCE")] | None = None
+    """Predictor of an arm of its own: an artifact folder or models:/name@alias."""
+    routing: DirText | None = None
+    """Routing logs that are replayed in place of what the routers say; default: the model routes for itself."""
+    repeats: Count = 3
+    """Rounds, every other one in reverse order; medians are reported."""
+    cap: Size | None = None
+    """Memory of each process, page cache included, by a cgroup; default: none but --device-memory for ours."""
     json: bool = False
     """Print one JSON object and nothing else."""
 

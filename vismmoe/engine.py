@@ -40,9 +40,11 @@ from vismmoe.models.load import (
     moe_norm_weights,
     route_experts,
     router_weights,
+    tensor_reader,
     tokenizer_of,
 )
 from vismmoe.models.prompt import Prompt, encode
+from vismmoe.models.tower import StreamedTower, streamed_names
 from vismmoe.pipeline import ExpertPipeline, LayerCall, PipelineOptions, Watcher
 from vismmoe.planning import (
     CONTEXT_TOKENS,
@@ -125,6 +127,11 @@ class Engine:
         self._gate: NextGate | None = None  # for recording
         self._turn = threading.Lock()
         self._closed = False
+        self._tower: StreamedTower | None = None
+        if config.vision == "streamed":
+            dtype = resolve_dtype(config.compute_dtype, checkpoint.layout.dtype, self._device)
+            read = tensor_reader(checkpoint, model, device=self._device, dtype=dtype)
+            self._tower = StreamedTower(model, checkpoint, read)
         last = checkpoint.spec.moe_layers[self.prefix_layers - 1] if self.prefix_layers else -1
         StackHooks(model, checkpoint.family, last + 1, lambda: self._here.session)
         route_experts(model, checkpoint.family, self._runner)
@@ -154,7 +161,8 @@ class Engine:
         dtype = resolve_dtype(config.compute_dtype, checkpoint.layout, device)
         processor = load_processor(checkpoint.folder, checkpoint.family)
         peak = ResidentPeak()  # code that is imported and the processor are no part of the model
-        model = load_model(checkpoint, device=device, dtype=dtype)
+        streamed = streamed_names(checkpoint) if config.vision == "streamed" else frozenset()
+        model = load_model(checkpoint, device=device, dtype=dtype, leave=streamed)
         pipeline = ExpertPipeline(
             checkpoint.spec, checkpoint.layout, plan, _options(config), device=device, dtype=dtype, predictor=predictor
         )
@@ -169,6 +177,11 @@ class Engine:
     @property
     def spec(self) -> ModelSpec:
         return self.checkpoint.spec
+
+    @property
+    def model(self) -> nn.Module:
+        """The transformers model, for measurements that watch its modules."""
+        return self._model
 
     @property
     def routers(self) -> Mapping[int, Tensor]:
@@ -417,6 +430,8 @@ class Engine:
     def close(self) -> None:
         """End all threads and close all files. Twice is harmless."""
         self._closed = True
+        if self._tower is not None:
+            self._tower.close()
         self._pipeline.close()
 
     def __enter__(self) -> Engine:

@@ -28,6 +28,11 @@ class ResidentPeak:
         return max(0, _status_bytes("VmHWM") - self._start - files)
 
 
+def process_peak_bytes() -> int:
+    """The most resident memory that this process ever had, mapped files included."""
+    return _status_bytes("VmHWM")
+
+
 SMALL_EXPERT_BYTES = 256 * 1024
 
 

@@ -58,7 +58,12 @@ def sizes_of(
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.compute_dtype, checkpoint.layout, device)
     return model_bytes(
-        checkpoint, image_size=image_size, compute_dtype=dtype, context_tokens=context_tokens, readers=config.readers
+        checkpoint,
+        image_size=image_size,
+        compute_dtype=dtype,
+        context_tokens=context_tokens,
+        readers=config.readers,
+        streamed_vision=config.vision == "streamed",
     )
 
 

@@ -16,6 +16,7 @@ import torch
 from vismmoe.models.checkpoint import Checkpoint
 from vismmoe.models.saliency import BLOCK_BYTES
 from vismmoe.models.skeleton import named_class
+from vismmoe.models.tower import held_bytes, streamed_names
 from vismmoe.types import ModelBytes
 
 PAGE_BYTES = 4096
@@ -88,6 +89,7 @@ def model_bytes(
     compute_dtype: torch.dtype,
     context_tokens: int,
     readers: int = 1,
+    streamed_vision: bool = False,
 ) -> ModelBytes:
     """What `plan_memory` reckons with, for a request of `context_tokens` with an image of `image_size` pixels."""
     tower = f"{checkpoint.family.vision.tower}." if checkpoint.family.vision else None
@@ -96,6 +98,9 @@ def model_bytes(
     for name, source in checkpoint.backbone.items():
         part = "vision" if tower and name.startswith(tower) else "shared_experts" if shared.match(name) else "backbone"
         sizes[part] += math.prod(source.shape) * compute_dtype.itemsize
+    if streamed_vision:
+        streamed = sum(math.prod(checkpoint.backbone[name].shape) for name in streamed_names(checkpoint))
+        sizes["vision"] += held_bytes(checkpoint, compute_dtype) - streamed * compute_dtype.itemsize
     tokens = image_tokens(checkpoint, image_size)
     return ModelBytes(
         **sizes,

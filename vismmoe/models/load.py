@@ -20,19 +20,18 @@ RUNNER = "_vismmoe_runner"  # attribute of each experts module: what its calls a
 ExpertsRunner = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
 
 
-def load_model(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """The model in eval mode on `device`, parameters in `dtype`; routed experts stay on the meta device.
+def load_model(
+    checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype, leave: frozenset[str] = frozenset()
+) -> nn.Module:
+    """The model in eval mode on `device`, parameters in `dtype`; routed experts and `leave` stay on the meta device.
 
     Memory beyond the model's own: one tensor of the checkpoint at a time.
     """
     model = build_skeleton(checkpoint.config, checkpoint.family)
-    exact = _kept_exact(model, dtype)
-    buffers = {name for name, _ in model.named_buffers()}
-    for name, source in checkpoint.backbone.items():
-        held = source.read(model)
-        if held.is_floating_point():
-            held = held.to(dtype=torch.float32 if name in buffers or exact(name) else dtype)
-        _assign(model, name, nn.Parameter(held.to(device), requires_grad=False))
+    read = tensor_reader(checkpoint, model, device=device, dtype=dtype)
+    for name in checkpoint.backbone:
+        if name not in leave:
+            _assign(model, name, nn.Parameter(read(name), requires_grad=False))
     for name, shared in checkpoint.tied.items():
         _assign(model, name, model.get_parameter(shared))
     for module in model.modules():
@@ -40,6 +39,22 @@ def load_model(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dty
             if buffer is not None:
                 module._buffers[key] = buffer.to(device)
     return model
+
+
+def tensor_reader(
+    checkpoint: Checkpoint, model: nn.Module, *, device: torch.device, dtype: torch.dtype
+) -> Callable[[str], Tensor]:
+    """A function that reads a tensor of the backbone by its name, on `device`, in the format that it runs in."""
+    exact = _kept_exact(model, dtype)
+    buffers = {name for name, _ in model.named_buffers()}
+
+    def read(name: str) -> Tensor:
+        held = checkpoint.backbone[name].read(model)
+        if held.is_floating_point():
+            held = held.to(dtype=torch.float32 if name in buffers or exact(name) else dtype)
+        return held.to(device)
+
+    return read
 
 
 def route_experts(model: nn.Module, family: Family, runner_of: Callable[[int], ExpertsRunner]) -> None:
