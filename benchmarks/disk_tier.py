@@ -68,16 +68,17 @@ def _main(given: argparse.Namespace) -> int:
         def run(spec: ArmSpec) -> ArmResult:
             return measure(spec, None if spec.name == "resident" else cap, work, files)
 
-        found = rounds(specs, given.rounds, run, _say)
+        def note(found: dict[str, list[ArmResult]]) -> None:
+            """An interrupted run leaves the rounds that it has finished."""
+            report = _report(given, found, replay, rate, cap.kind, time.monotonic() - started)
+            if given.json:
+                Path(given.json).write_text(json.dumps(report, indent=1) + "\n")
+
+        found = rounds(specs, given.rounds, run, _say, note)
         halves = None if given.skip_first_token else _first_tokens(specs, run)
-    medians = {name: median(results) for name, results in found.items()}
-    report = _report(given, medians, replay, rate, cap.kind)
+    report = _report(given, found, replay, rate, cap.kind, time.monotonic() - started)
     if halves is not None:
         report["first_token"] = halves
-    report["rounds"] = {
-        name: [round(result.decode_tokens_per_s, 3) for result in results] for name, results in found.items()
-    }
-    report["seconds"] = round(time.monotonic() - started)
     print(_table(report))
     if given.json:
         Path(given.json).write_text(json.dumps(report, indent=1) + "\n")
@@ -138,8 +139,14 @@ def _first_tokens(specs: Sequence[ArmSpec], run: Any) -> dict[str, Any] | None:
 
 
 def _report(
-    given: argparse.Namespace, medians: dict[str, ArmResult], replay: Any, rate: float, cap_kind: str
+    given: argparse.Namespace,
+    found: dict[str, list[ArmResult]],
+    replay: Any,
+    rate: float,
+    cap_kind: str,
+    seconds: float,
 ) -> dict[str, Any]:
+    medians = {name: median(results) for name, results in found.items()}
     resident = medians["resident"]
     rows = {name: row_of(name, medians[name], resident) for name in given.arms}
     best = next((name for name in ("predictor", "next-gate", "lru") if name in medians), None)
@@ -158,6 +165,8 @@ def _report(
         "ratios": goals(rows),
         "resident": row_of("resident", resident, resident).to_json(),
         "details": {name: _detail(result) for name, result in medians.items()},
+        "rounds": {name: [round(each.decode_tokens_per_s, 3) for each in results] for name, results in found.items()},
+        "seconds": round(seconds),
         "load": {name: _load(medians[name], rate) for name in ("lru", "next-gate", "predictor") if name in medians},
     }  # fmt: skip
 

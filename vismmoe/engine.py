@@ -129,7 +129,7 @@ class Engine:
         self._closed = False
         self._tower: StreamedTower | None = None
         if config.vision == "streamed":
-            dtype = resolve_dtype(config.compute_dtype, checkpoint.layout.dtype, self._device)
+            dtype = resolve_dtype(config.compute_dtype, checkpoint.layout, self._device)
             read = tensor_reader(checkpoint, model, device=self._device, dtype=dtype)
             self._tower = StreamedTower(model, checkpoint, read)
         last = checkpoint.spec.moe_layers[self.prefix_layers - 1] if self.prefix_layers else -1

@@ -70,10 +70,11 @@ def rounds(
     count: int,
     run: Callable[[ArmSpec], ArmResult],
     say: Say,
+    after_round: Callable[[dict[str, list[ArmResult]]], None] = lambda _: None,
 ) -> dict[str, list[ArmResult]]:
     """All arms `count` times, every other round in reverse order, so that a drift of the machine hits all alike.
 
-    An arm that ends badly in one round is measured by its other rounds; ArmError when it has none.
+    after_round sees what there is so far, once each arm has a result. An arm that ends badly in one round is measured by its other rounds; ArmError when it has none.
     """
     found: dict[str, list[ArmResult]] = {spec.name: [] for spec in specs}
     failed: dict[str, ArmError] = {}
@@ -90,6 +91,8 @@ def rounds(
                 f"round {number + 1}: {spec.name:<16} {result.decode_tokens_per_s:8.2f} tokens/s, first token after "
                 f"{result.prefill_s:.2f} s, {(result.prefill_bytes + result.decode_bytes) / 1e9:.2f} GB read"
             )
+        if all(found.values()):
+            after_round(found)
     for name, results in found.items():
         if not results:
             raise failed[name]
