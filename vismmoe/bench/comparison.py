@@ -74,7 +74,8 @@ def rounds(
 ) -> dict[str, list[ArmResult]]:
     """All arms `count` times, every other round in reverse order, so that a drift of the machine hits all alike.
 
-    after_round sees what there is so far, once each arm has a result. An arm that ends badly in one round is measured by its other rounds; ArmError when it has none.
+    after_round sees what there is so far, once each arm has a result. An arm that ends
+    badly in one round is measured by its other rounds; ArmError when it has none.
     """
     found: dict[str, list[ArmResult]] = {spec.name: [] for spec in specs}
     failed: dict[str, ArmError] = {}
