@@ -295,6 +295,7 @@ class Recipe:
         scenes = [scene_from_seed(seed, spec) for seed, spec in seeds]
         if not path.exists():
             pool = build_pool(config.whole_scenes, config.seed + 1, WHOLE_MIX)
+            path.parent.mkdir(parents=True, exist_ok=True)  # no first stage made it where another model is trained on
             save_file({"features": torch.cat(encode_pool(self.model, pool), dim=1)}, path)
         counts = [height * width for height, width in map(token_grid, scenes)]
         features = torch.split(load_file(path)["features"], counts, dim=1)
