@@ -132,7 +132,7 @@ def prepare(
 
 def measure(sides: Sequence[Side], questions: Sequence[Asked], disk_rate: int) -> None:
     """Fill in the stalls: turn by turn, so that the machine's unrest meets both alike."""
-    budget = small_budget(sides[0].engine.model)
+    budget = small_budget(sides[0].engine.model, "auto")
     rounds: dict[str, list[float]] = {side.name: [] for side in sides}
     for _ in range(ROUNDS):
         for side in sides:

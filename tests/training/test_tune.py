@@ -88,6 +88,8 @@ def runs() -> list[Any]:
 def test_the_front_is_written_as_configs_that_three_commands_read(ask: Callable[..., TuneSummary]) -> None:
     summary = ask()
     assert summary.trials == 2
+    first = optuna.load_study(study_name="vismmoe", storage="sqlite:///tune.db").trials[0].params
+    assert (first["trade_off"], first["keep_ratio"], first["gamma"]) == (2.0, 0.5, 0.8)  # the published constants
     assert len(summary.files) == 1 + len(summary.points)
     for file in summary.files:
         for config in (TrainConfig, InferConfig, CollectConfig):

@@ -63,9 +63,11 @@ def tune(config: TuneConfig) -> TuneSummary:
     if output.suffix not in (".yaml", ".yml") or output.is_dir():
         raise UsageError(f"--output must name a .yaml file, not {config.output!r}.")
     traces = read_traces(config.traces)
-    Objective(traces, config)  # tells of missing questions and profiles before anything is started
+    objective = Objective(traces, config)  # tells of missing questions and profiles before anything is started
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = open_study(config, identity(traces, config))
+    if not study.trials:
+        study.enqueue_trial(objective.constants())
     with parent_run(study, config):
         if config.workers == 1:
             work(config)

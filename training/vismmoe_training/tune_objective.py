@@ -58,6 +58,15 @@ class Objective:
         self._data: dict[int, LookaheadData] = {}  # by window: the rows' indices are dear to make
         self._answered: dict[tuple[Any, ...], Answered] = {}
 
+    def constants(self) -> dict[str, Any]:
+        """The published constants (alpha ours) as a trial's parameters: the study's first, so that what it recommends
+        is never worse than they are."""
+        header = self._traces.header
+        furthest = min(5, header.window, len(header.spec.moe_layers) - 1)
+        published = {"keep_ratio": 0.5, "trade_off": 2.0, "gamma": 0.8, "window": furthest}
+        ours = {"compressor": "affinity", "salient_ratio": 0.2, "hidden": 128, "dropout": 0.1, "learning_rate": 3e-4}
+        return {**published, **ours}
+
     def __call__(self, trial: optuna.Trial) -> tuple[float, float]:
         """(simulated stall of a request in ms, share of right answers)."""
         tokens, options, rate = self._suggest(trial)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from vismmoe.config import EngineConfig, PlanConfig, resolve_model
 from vismmoe.engine import Engine, Request, plan_for
@@ -61,9 +62,9 @@ def simulator_errors(paper: Paper, seed: int) -> Mapping[str, float]:
     return {f"{one.predictor}, {one.budget_bytes / 2**20:.0f} MiB": one.error for one in found}
 
 
-def small_budget(model: str) -> int:
+def small_budget(model: str, dtype: Literal["auto", "float32"] = DTYPE) -> int:
     """A quarter of the way from the least that runs to everything resident, in bytes, as in the demo."""
-    plan = plan_for(PlanConfig(model=model, device="cpu"))
+    plan = plan_for(PlanConfig(model=model, device="cpu", compute_dtype=dtype))
     return plan.minimum_bytes + (plan.all_resident_bytes - plan.minimum_bytes) // 4
 
 
