@@ -104,8 +104,9 @@ CompressorName = Literal[
 class EngineConfig(FetchConfig):
     """How visual tokens are dropped."""
 
-    compressor: CompressorName = "affinity"
-    """How visual tokens are chosen after the prefix; affinity is the published method."""
+    compressor: CompressorName = "affinity-bytes"
+    """How visual tokens are chosen after the prefix; affinity is the published method, affinity-bytes answers as well
+    with fewer experts."""
     keep_ratio: Fraction = 1.0
     """Share of the visual tokens that the deeper layers see; 1 keeps them all."""
 

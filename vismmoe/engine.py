@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from vismmoe.compressors import get_compressor
 from vismmoe.config import EngineConfig, resolve_model
-from vismmoe.errors import UsageError, VisMMoEError
+from vismmoe.errors import CheckpointError, UsageError, VisMMoEError
 from vismmoe.experts.plan import MemoryPlan
 from vismmoe.images import load_images, notes_of
 from vismmoe.lockstep import LockStep
@@ -300,9 +300,13 @@ class Engine:
             foresee=self._foresee(compressor.layers_ahead) if count < total and compressor.layers_ahead else None,
         )
 
-    def _foresee(self, layers_ahead: int) -> Callable[[int, Tensor], AheadDemand]:
-        """What the next deeper layers would be asked for, by their own routers (next gate), and what is there."""
-        gate = NextGate(self.spec, self.routers, self.router_norms, layers_ahead)
+    def _foresee(self, layers_ahead: int) -> Callable[[int, Tensor], AheadDemand] | None:
+        """What the next deeper layers would be asked for, by their own routers (next gate), and what is there. None for
+        a family whose routers cannot be asked ahead: compressors then look at the prefix alone."""
+        try:
+            gate = NextGate(self.spec, self.routers, self.router_norms, layers_ahead)
+        except CheckpointError:
+            return None
 
         def ask(layer: int, states: Tensor) -> AheadDemand:
             experts = gate.logits(layer, states, layers_ahead).topk(self.spec.top_k, dim=-1).indices

@@ -20,7 +20,7 @@ class Request:
     prompt: str
     max_new_tokens: int = 64
     keep_ratio: float = 1.0  # floor(keep_ratio * N) of the N visual tokens reach the deeper layers
-    compressor: str = "affinity"  # how they are chosen; not consulted when all are kept
+    compressor: str = "affinity-bytes"  # how they are chosen; not consulted when all are kept
 
 
 @dataclass(frozen=True)

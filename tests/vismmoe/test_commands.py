@@ -69,7 +69,7 @@ def test_infer_prints_the_answer_alone_and_its_report_on_stderr(
     (config, predictor), (request,) = loaded
     assert (config.keep_ratio, predictor) == (0.5, "folder")
     assert (request.prompt, request.keep_ratio, request.compressor, len(request.images)) == (
-        "How many?", 0.5, "affinity", 1,
+        "How many?", 0.5, "affinity-bytes", 1,
     )  # fmt: skip
 
 

@@ -129,7 +129,7 @@ SHIPPED = sorted((ROOT / "configs").rglob("*.yaml"))
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: str(file.relative_to(ROOT)))
 def test_every_shipped_config_is_read_by_its_command(file: Path) -> None:
     room = file.relative_to(ROOT / "configs").parts[0]
-    command = {"models": "infer"}.get(room, room)
+    command = {"models": "infer", "tuned": "train"}.get(room, room)
     kind = DeviceProfile if room == "devices" else getattr(configs, COMMANDS[command].config)
     values = read_yaml(file, kind)
     assert values, "a config that overrides nothing has no use"

@@ -101,6 +101,6 @@ def _request(item: CorpusItem, config: CollectConfig) -> Request:
 def _settings(config: CollectConfig, prefix_layers: int) -> dict[str, float]:
     """What else decides which experts run. alpha and lambda are affinity's alone, and nothing is dropped at ratio 1."""
     told: dict[str, float] = {"prefix_layers": prefix_layers, "max_new_tokens": config.max_new_tokens}
-    if config.compressor == "affinity" and config.keep_ratio < 1:
+    if config.compressor.startswith("affinity") and config.keep_ratio < 1:
         told |= {"salient_ratio": config.salient_ratio, "trade_off": config.trade_off}
     return told
