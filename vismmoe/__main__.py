@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from vismmoe.interrupts import Interrupts
@@ -16,7 +17,10 @@ def main() -> int:
             if not interrupts.happened:
                 raise
             return interrupts.tell()
-        return run()
+        status = run()
+    # All is said and written: while torch and its threads are torn down, Ctrl-C must not turn success into a death.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return status
 
 
 if __name__ == "__main__":

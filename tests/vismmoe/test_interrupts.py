@@ -80,6 +80,18 @@ from vismmoe.__main__ import main
 sys.exit(main())
 """
 
+TORN_DOWN = """
+import atexit, sys, time
+from vismmoe import cli
+cli.main = lambda: 0
+def slowly():
+    print("ready", flush=True)
+    time.sleep(1)
+atexit.register(slowly)
+from vismmoe.__main__ import main
+sys.exit(main())
+"""
+
 
 def interrupted(code: str) -> tuple[int, str]:
     """Exit status and stderr of a program that gets SIGINT once it has said `ready`."""
@@ -104,6 +116,10 @@ def test_ctrl_c_ends_with_status_130_and_one_line(body: str) -> None:
 
 def test_ctrl_c_while_the_command_line_itself_is_imported_ends_the_same_way() -> None:
     assert interrupted(HALF_OF_OURS) == (130, "vismmoe: interrupted.\n")
+
+
+def test_ctrl_c_after_a_command_has_ended_well_leaves_its_exit_status() -> None:
+    assert interrupted(TORN_DOWN) == (0, "")
 
 
 def test_the_former_handler_is_back_after_a_command_that_ended_well() -> None:
