@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 
 from vismmoe.experts.slabs import SlabPool
+from vismmoe.models.products import product
 from vismmoe.types import ExpertLayout
 
 Hybrid = Literal["auto", "on", "off"]
@@ -56,7 +57,7 @@ def _cpu_ms(layout: ExpertLayout, dtype: torch.dtype, tokens: int) -> float:
 
     def run() -> None:
         for weight, row in zip(weights, rows, strict=True):
-            torch.nn.functional.linear(row, weight)
+            product(row, weight)
 
     return _best(run)
 

@@ -116,6 +116,33 @@ def test_odd_shapes_and_other_number_formats_change_no_bit(
         assert answer(engine, question).same_bits(wanted)
 
 
+@pytest.mark.parametrize("compute_dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_sixteen_bit_arithmetic_changes_no_bit_whichever_way_weights_lie(
+    tmp_path: Path,
+    make_tiny: Any,
+    question: Request,
+    answer: Any,
+    force_plan: Any,
+    compute_dtype: Any,
+    transposed: bool,
+) -> None:
+    def straight(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {
+            name: value.transpose(1, 2).contiguous() if ".experts." in name else value
+            for name, value in tensors.items()
+        }
+
+    folder = make_tiny(tmp_path, dtype=getattr(torch, compute_dtype), change=None if transposed else straight)
+    config = EngineConfig(model=str(folder), compute_dtype=compute_dtype)
+    with Engine.load(config) as engine:
+        assert {part.transposed for part in engine.checkpoint.layout.parts} == {transposed}
+        wanted = answer(engine, question)
+    force_plan(slabs=5, pinned_layers=1)
+    with guided(config) as engine:
+        assert answer(engine, question).same_bits(wanted)
+
+
 def test_a_quarter_of_the_way_from_minimum_to_all_resident_changes_no_bit(
     tiny_checkpoint: Path, question: Request, resident: Any, answer: Any
 ) -> None:

@@ -58,16 +58,18 @@ def logits(tiny_checkpoint: Path) -> Iterator[Callable[[Engine], dict[tuple[int,
         handle.remove()
 
 
+@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
 def test_each_answer_has_the_bits_it_has_alone(
-    tiny_checkpoint: Path, requests: list[Request], logits: Any, force_plan: Any
+    tiny_checkpoint: Path, requests: list[Request], logits: Any, force_plan: Any, compute_dtype: Any
 ) -> None:
-    with Engine.load(EngineConfig(model=str(tiny_checkpoint))) as engine:
+    config = EngineConfig(model=str(tiny_checkpoint), compute_dtype=compute_dtype)
+    with Engine.load(config) as engine:
         wanted = logits(engine)
         alone = [engine.generate(request) for request in requests]
     force_plan(slabs=11, pinned_layers=1)
-    with Engine.load(EngineConfig(model=str(tiny_checkpoint))) as plain:
+    with Engine.load(config) as plain:
         gate = NextGate(plain.spec, plain.routers, plain.router_norms, 3)
-    with Engine.load(EngineConfig(model=str(tiny_checkpoint)), gate) as engine:
+    with Engine.load(config, gate) as engine:
         found = logits(engine)
         together = engine.generate_together(requests)
         assert engine.generate(requests[0]).text == alone[0].text, "alone again, after the others"

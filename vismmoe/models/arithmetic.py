@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+
+from vismmoe.models.products import product
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class LayerSum:
         weight = weights[name]
         if self._module.is_transposed:
             weight = weight.transpose(-1, -2)
-        return functional.linear(rows, weight, weights.get(f"{name}_bias"))
+        return product(rows, weight, weights.get(f"{name}_bias"))
 
     def total(self) -> Tensor:
         """(T, H): the layer's output, once every needed expert has run."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vismmoe.errors import CheckpointError
 from vismmoe.models.catalogue import Family
 from vismmoe.models.checkpoint import Checkpoint
+from vismmoe.models.products import quicken_linears
 from vismmoe.models.skeleton import build_skeleton, experts_modules, named_class
 
 EXPERTS_IMPLEMENTATION = "vismmoe"
@@ -38,6 +39,7 @@ def load_model(
         for key, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[key] = buffer.to(device)
+    quicken_linears(model)
     return model
 
 
