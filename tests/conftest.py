@@ -7,6 +7,9 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.pop("MLFLOW_TRACKING_URI", None)  # what a developer's shell may hold
+os.environ.pop("COLUMNS", None)
 
 import json
 import shutil
@@ -16,7 +19,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from PIL import Image
+
+# The same examples everywhere, and no example that fails for its time. HYPOTHESIS_PROFILE=hunt looks for new ones.
+calm = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
+settings.register_profile("steady", derandomize=True, **calm)
+settings.register_profile("hunt", derandomize=False, max_examples=1000, **calm)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 LAYERS, EXPERTS, TOP_K, HIDDEN, WIDTH = 6, 16, 4, 32, 24
 SPECIAL = (

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -24,7 +25,8 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.happened = False
-        self._told = False
+        self._telling = threading.Lock()  # taken by the thread that says it, and never given back: it is said once
+        self._told = threading.Event()
         self._before: Any = None
         self._in_main_thread = threading.current_thread() is threading.main_thread()
 
@@ -54,12 +56,17 @@ class Interrupts:
 
     def tell(self) -> int:
         """Say so once; returns the exit status."""
-        if not self._told:
-            self._told = True
-            print(LINE, file=sys.stderr, flush=True)
+        if self._telling.acquire(blocking=False):
+            try:
+                print(LINE, file=sys.stderr, flush=True)
+            finally:
+                self._told.set()
         return STATUS
 
     def _leave(self) -> None:
-        if not self._told:
-            os.write(2, f"{LINE}\n".encode())  # print() may be what was interrupted
+        if self._telling.acquire(blocking=False):
+            with suppress(OSError):
+                os.write(2, f"{LINE}\n".encode())  # print() may be what was interrupted
+        elif threading.current_thread() is not threading.main_thread():
+            self._told.wait(1.0)  # the main thread is about to say it
         os._exit(STATUS)

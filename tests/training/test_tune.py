@@ -99,7 +99,9 @@ def test_the_front_is_written_as_configs_that_three_commands_read(ask: Callable[
     assert (train["window"], train["hidden"]) == (summary.best["window"], summary.best["hidden"])
     assert infer["trade_off"] == pytest.approx(summary.best["trade_off"])
     assert infer["keep_ratio"] == pytest.approx(summary.best["keep_ratio"])
-    parent, *trials = sorted(runs(), key=lambda run: run.info.start_time)
+    found = runs()
+    trials = [run for run in found if "mlflow.parentRunId" in run.data.tags]
+    (parent,) = (run for run in found if run not in trials)
     assert len(trials) == 2
     assert {run.data.tags["mlflow.parentRunId"] for run in trials} == {parent.info.run_id}
     assert {run.info.status for run in (parent, *trials)} == {"FINISHED"}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -391,30 +392,29 @@ def test_an_interruption_leaves_no_thread(tiny_checkpoint: Path, question: Reque
         engine.generate(question)
 
 
-@pytest.mark.parametrize("after_s", [0.05, 0.4])
-def test_ctrl_c_in_the_middle_of_slow_reads_leaves_no_thread(
-    tiny_checkpoint: Path, question: Request, force_plan: Any, monkeypatch: pytest.MonkeyPatch, after_s: float
+@pytest.mark.parametrize("reads", [3, 200], ids=["in the prefill", "in decode"])
+def test_ctrl_c_in_the_middle_of_reads_leaves_no_thread(
+    tiny_checkpoint: Path, question: Request, force_plan: Any, monkeypatch: pytest.MonkeyPatch, reads: int
 ) -> None:
-    """A real signal, in the prefill or in decode, while readers and the computing thread wait for a disk."""
+    """A real signal while readers and the computing thread wait for a disk."""
     force_plan(slabs=TOP_K, pinned_layers=1)
-    read = ExpertStore.read_batch
+    read, count = ExpertStore.read_batch, itertools.count(1)
 
-    def slow(self: ExpertStore, items: Sequence[Any], paced: bool = True) -> None:
-        time.sleep(0.02)
+    def counted(self: ExpertStore, items: Sequence[Any], paced: bool = True) -> None:
+        if next(count) == reads:
+            os.kill(os.getpid(), signal.SIGALRM)
         read(self, items, paced)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     engine = Engine.load(EngineConfig(model=str(tiny_checkpoint), readers=2))
-    monkeypatch.setattr(ExpertStore, "read_batch", slow)
+    monkeypatch.setattr(ExpertStore, "read_batch", counted)
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, after_s)
         with pytest.raises(KeyboardInterrupt):
             engine.generate(Request(question.images, question.prompt, 500))
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert not reader_threads()
     with pytest.raises(UsageError, match="closed"):

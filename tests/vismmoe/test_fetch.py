@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -27,12 +28,13 @@ class Handler(BaseHTTPRequestHandler):
             self._head(404)
         elif self.path == "/drip":
             self._head(200)
-            for _ in range(50):
+            while True:
                 self.wfile.write(b"x")
                 time.sleep(0.1)
         elif self.path == "/drip-head":
-            for letter in b"HTTP/1.0 200 OK\r\nX: " + b"y" * 50:
-                self.wfile.write(bytes([letter]))
+            self.wfile.write(b"HTTP/1.0 200 OK\r\nX: ")
+            while True:
+                self.wfile.write(b"y")
                 time.sleep(0.1)
         elif self.path == "/b%C3%A4r%20tig.png?q=%20" or self.path.startswith("/body"):
             self._head(200)
@@ -83,10 +85,8 @@ def test_one_byte_too_many_is_refused(server: str) -> None:
 
 @pytest.mark.parametrize("path", ["/drip", "/drip-head"])
 def test_a_server_that_drips_is_cut_off_by_the_clock(server: str, path: str) -> None:
-    started = time.monotonic()
-    with pytest.raises(ImageError, match="within"):
-        fetch(server + path, max_bytes=1000, timeout_s=0.4, allow_private=True)
-    assert time.monotonic() - started < 3
+    with pytest.raises(ImageError, match="within"):  # the server would go on for ever
+        fetch(server + path, max_bytes=10**9, timeout_s=0.4, allow_private=True)
 
 
 @pytest.mark.parametrize(("path", "told"), [("/loop", "redirects more"), ("/gone", "404")])
@@ -125,9 +125,11 @@ def test_a_redirect_to_a_private_address_is_refused_too(server: str, monkeypatch
 @pytest.mark.parametrize("url", ["http://", "http:///a.png", "http://host:port/a.png", "https://127.0.0.1:99999/"])
 def test_a_broken_address_is_told_in_a_sentence(url: str) -> None:
     with pytest.raises(ImageError):
-        fetch(url, max_bytes=1000, allow_private=True, timeout_s=1)
+        fetch(url, max_bytes=1000, allow_private=True)
 
 
 def test_nobody_listening_is_told_in_a_sentence() -> None:
-    with pytest.raises(ImageError, match="cannot be read"):
-        fetch("http://127.0.0.1:1/", max_bytes=1000, allow_private=True, timeout_s=1)
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))  # the port is taken, and nobody listens at it
+        with pytest.raises(ImageError, match="cannot be read"):
+            fetch(f"http://127.0.0.1:{mute.getsockname()[1]}/", max_bytes=1000, allow_private=True)

@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
-START = """
+HANG_S = 600  # a guard against waiting for ever, never a measure of speed
+START = f"""
 import sys, threading, time
+HANG_S = {HANG_S}
 from vismmoe import cli, commands, interrupts
 cli.quieten = lambda: None
 def ready():
@@ -22,13 +24,13 @@ sys.exit(cli.main(["plan"]))
 WAITING = """
 def plan(config, results):
     ready()
-    time.sleep(20)
+    time.sleep(HANG_S)
 """
 HALF_AN_IMPORT = """
 def plan(config, results):
     ready()
     try:
-        time.sleep(20)
+        time.sleep(HANG_S)
     except KeyboardInterrupt:
         raise ImportError("cannot import name 'x' from partially initialized module 'y'")
 """
@@ -36,7 +38,7 @@ LIGHTNING = """
 def plan(config, results):
     ready()
     try:
-        time.sleep(20)
+        time.sleep(HANG_S)
     except KeyboardInterrupt:
         sys.exit(1)
 """
@@ -44,7 +46,7 @@ SWALLOWED = """
 interrupts.GRACE_S = 0.5
 def plan(config, results):
     ready()
-    for _ in range(200):
+    while True:
         try:
             time.sleep(0.1)
         except:
@@ -53,9 +55,9 @@ def plan(config, results):
 STUBBORN_THREAD = """
 interrupts.GRACE_S = 0.5
 def plan(config, results):
-    threading.Thread(target=time.sleep, args=(20,)).start()
+    threading.Thread(target=time.sleep, args=(HANG_S,)).start()
     ready()
-    time.sleep(20)
+    time.sleep(HANG_S)
 """
 DESTRUCTOR = """
 class Noisy:
@@ -64,29 +66,30 @@ class Noisy:
 def plan(config, results):
     held = Noisy()
     ready()
-    time.sleep(20)
+    time.sleep(HANG_S)
 """
 
 
-HALF_OF_OURS = """
+HALF_OF_OURS = f"""
 import sys, time
+HANG_S = {HANG_S}
 from types import ModuleType
 class Slow(ModuleType):
     def __getattr__(self, name):
         print("ready", flush=True)
-        time.sleep(20)
+        time.sleep(HANG_S)
 sys.modules["vismmoe.cli"] = Slow("vismmoe.cli")
 from vismmoe.__main__ import main
 sys.exit(main())
 """
 
 TORN_DOWN = """
-import atexit, sys, time
+import atexit, sys
 from vismmoe import cli
 cli.main = lambda: 0
 def slowly():
     print("ready", flush=True)
-    time.sleep(1)
+    sys.stdin.read()  # ends when the signal has been sent
 atexit.register(slowly)
 from vismmoe.__main__ import main
 sys.exit(main())
@@ -96,12 +99,16 @@ sys.exit(main())
 def interrupted(code: str) -> tuple[int, str]:
     """Exit status and stderr of a program that gets SIGINT once it has said `ready`."""
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=HANG_S)
     return process.returncode, err
 
 

@@ -30,13 +30,18 @@ FRACTIONS = (0.1, 0.3, 0.6)  # of the way from the least memory that runs to eve
 
 @dataclass(frozen=True)
 class Agreement:
-    """One budget and rule: milliseconds of stall over all requests, measured and simulated."""
+    """One budget and rule: milliseconds of stall over all requests and loads on demand, measured and simulated.
+
+    Without a predictor the loads are the same however fast the machine is: both sides run the same cache.
+    """
 
     predictor: str
     budget_bytes: int
     slots: int
     measured_ms: float
     simulated_ms: float
+    measured_loads: int
+    simulated_loads: int
 
     @property
     def error(self) -> float:
@@ -73,10 +78,20 @@ def agreement_table(found: Sequence[Agreement]) -> str:
     """For people."""
     rows = [
         (one.predictor, f"{one.budget_bytes / 2**20:.1f}", one.slots, f"{one.measured_ms:.1f}",
-         f"{one.simulated_ms:.1f}", f"{one.error:.1%}")
+         f"{one.simulated_ms:.1f}", f"{one.error:.1%}", one.measured_loads, one.simulated_loads)
         for one in found
     ]  # fmt: skip
-    return table(rows, ("predictor", "budget MiB", "slots", "stall ms measured", "simulated", "error"))
+    heads = (
+        "predictor",
+        "budget MiB",
+        "slots",
+        "stall ms measured",
+        "simulated",
+        "error",
+        "loads measured",
+        "simulated",
+    )
+    return table(rows, heads)
 
 
 def record(engine: Engine, requests: Sequence[Request]) -> TraceSet:
@@ -122,11 +137,13 @@ def _compare(
     guide: NextGate | None,
 ) -> Agreement:
     stall = calls_ms = 0.0
+    loads = 0
     with Engine.load(config, guide) as engine:
         plan, size = engine.plan, engine.checkpoint.layout.expert_bytes
         for request in requests:
             result = engine.generate(request)
-            stall += result.experts.prefill.stall_ms + result.experts.decode.stall_ms
+            both = result.experts.prefill + result.experts.decode
+            stall, loads = stall + both.stall_ms, loads + both.demand_loads
             calls_ms += result.timing_ms.predictor
     profile = replace(profile, predictor_ms=calls_ms / len(traces))
     setting = Setting.of(
@@ -143,4 +160,5 @@ def _compare(
     simulated = simulate(setting, policy=config.eviction, foresight=foresight)
     assert config.device_memory is not None
     kind = "none" if guide is None else guide.kind
-    return Agreement(kind, config.device_memory, plan.slabs, stall, simulated.stall_ms)
+    simulated_loads = simulated.prefill.demand_loads + simulated.decode.demand_loads
+    return Agreement(kind, config.device_memory, plan.slabs, stall, simulated.stall_ms, loads, simulated_loads)

@@ -40,7 +40,7 @@ def visual(total: int, seed: int = 0, experts: int = 16, prefix: int = 2) -> Vis
 
 @pytest.mark.parametrize("method", METHODS)
 @given(total=st.integers(0, 40), share=st.floats(0, 1), seed=st.integers(0, 5))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_exactly_the_asked_number_of_distinct_sorted_tokens_is_kept(
     method: str, total: int, share: float, seed: int
 ) -> None:
@@ -172,7 +172,7 @@ def test_prompt_without_a_question_is_saliency() -> None:
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.floats(0.02, 1))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_downsampling_never_leaves_more_tokens_than_pruning_would(columns: int, rows: int, ratio: float) -> None:
     method = get_compressor("downsample")
     width, height = method.resize(columns * 16, rows * 16, ratio, 16)

@@ -73,7 +73,7 @@ class FakeStore:
     def read_batch(self, items: Sequence[tuple[ExpertId, memoryview]]) -> None:
         self.batches.append((threading.current_thread().name, [expert for expert, _ in items]))
         self.started.release()
-        assert self.gate.wait(20)
+        assert self.gate.wait(600)
         threading.Event().wait(self.delay_s)
         for expert, slab in items:
             slab[: len(slab) // 2] = self.pattern(expert, len(slab) // 2)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -472,9 +472,7 @@ class CacheWalk(RuleBasedStateMachine):
             assert self.cache.standing(expert) is (Standing.REQUIRED if seen.held or seen.protected else standing)
 
 
-CacheWalk.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+CacheWalk.TestCase.settings = settings(max_examples=80, stateful_step_count=60)
 TestCacheWalk = CacheWalk.TestCase
 
 

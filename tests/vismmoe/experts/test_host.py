@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -166,9 +166,7 @@ class TierWalk(RuleBasedStateMachine):
             assert set(weight.tolist()) == {number(expert)}
 
 
-TierWalk.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TierWalk.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestTierWalk = TierWalk.TestCase
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vismmoe.errors import BudgetError, UsageError
@@ -23,10 +23,6 @@ LARGE = ModelBytes(
     staging_bytes=20_000_000,
     top_k=8,
 )
-
-
-# On a busy machine a slow example is no news.
-calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def plan(sizes: ModelBytes, budget: int | None, prefix: int = 0, context: int = 0, host: int = 0) -> MemoryPlan:
@@ -56,7 +52,6 @@ def models(draw: st.DrawFn) -> tuple[ModelBytes, int]:
     return sizes, draw(st.integers(0, layers))
 
 
-@calm
 @given(models(), st.integers(0, 1_000_000), st.integers(0, 300), st.integers(0, 500_000))
 def test_planned_parts_add_up_and_never_exceed_the_budget(
     model: tuple[ModelBytes, int], extra: int, context: int, host: int
@@ -75,7 +70,6 @@ def test_planned_parts_add_up_and_never_exceed_the_budget(
     assert made.host["expert_copies"] <= host
 
 
-@calm
 @given(models(), st.integers(0, 1_000_000))
 def test_a_layer_can_always_run_one_token(model: tuple[ModelBytes, int], extra: int) -> None:
     sizes, prefix = model
@@ -84,7 +78,6 @@ def test_a_layer_can_always_run_one_token(model: tuple[ModelBytes, int], extra: 
     assert made.cycle_slabs == sizes.top_k * (sizes.moe_layers - made.pinned_layers)
 
 
-@calm
 @given(models(), st.integers(0, 300))
 def test_the_minimum_really_is_the_least_that_is_accepted(model: tuple[ModelBytes, int], context: int) -> None:
     sizes, prefix = model
@@ -94,7 +87,6 @@ def test_the_minimum_really_is_the_least_that_is_accepted(model: tuple[ModelByte
         plan(sizes, least - 1, prefix, context)
 
 
-@calm
 @given(models(), st.integers(0, 200_000), st.integers(0, 200_000))
 def test_more_memory_never_holds_fewer_experts(model: tuple[ModelBytes, int], extra: int, more: int) -> None:
     sizes, prefix = model
@@ -107,7 +99,6 @@ def test_more_memory_never_holds_fewer_experts(model: tuple[ModelBytes, int], ex
     assert held(least + extra) <= held(least + extra + more)
 
 
-@calm
 @given(models())
 def test_everything_is_resident_from_exactly_the_named_budget_on(model: tuple[ModelBytes, int]) -> None:
     sizes, prefix = model
@@ -179,7 +170,6 @@ def test_json_has_the_promised_keys() -> None:
     assert {"device", "host", "disk", "pinned_layers", "slabs", "cycle_slabs", "warnings", "machine"} == set(found)
 
 
-@calm
 @given(models(), st.integers(0, 300_000), st.integers(0, 300_000), st.integers(0, 300_000), st.booleans())
 def test_no_more_is_planned_than_the_machine_has(
     model: tuple[ModelBytes, int], extra: int, host: int, device_room: int, unified: bool

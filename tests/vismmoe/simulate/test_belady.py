@@ -33,7 +33,7 @@ def test_textbook_sequences(slabs: int, sequence: str, loads: int) -> None:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=7), st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_choice_of_evictions_loads_less(sequence: list[int], slabs: int) -> None:
     @cache
     def least(place: int, held: frozenset[int]) -> int:

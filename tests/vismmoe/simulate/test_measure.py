@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,12 @@ import numpy as np
 import pytest
 
 from vismmoe.cli import main
+from vismmoe.experts import pace as pace_module
+from vismmoe.experts import store as store_module
 from vismmoe.experts.pace import Pace
 from vismmoe.experts.store import ExpertStore
 from vismmoe.models.checkpoint import open_checkpoint
+from vismmoe.simulate import measure as measure_module
 from vismmoe.simulate.measure import fit_costs, read_costs
 from vismmoe.simulate.profile import read_profile
 from vismmoe.types import ExpertId
@@ -31,7 +33,28 @@ def test_no_cost_is_negative() -> None:
     assert min(fit_costs(rows, seconds)) == 0.0
 
 
-def test_the_rate_that_reads_are_slowed_to_is_found_again(tiny_checkpoint: Path, monkeypatch: Any) -> None:
+class SettableClock:
+    """Stands for the module time: sleeping takes exactly as long as asked, everything else no time."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SettableClock:
+    made = SettableClock()
+    for module in (pace_module, measure_module, store_module):
+        monkeypatch.setattr(module, "time", made)
+    return made
+
+
+def test_the_rate_that_reads_are_slowed_to_is_found_again(tiny_checkpoint: Path, clock: SettableClock) -> None:
     layout = open_checkpoint(tiny_checkpoint).layout
     experts = [ExpertId(layer, expert) for layer in range(6) for expert in range(16)]
     rate = layout.expert_bytes * 500  # 2 ms an expert
@@ -40,18 +63,17 @@ def test_the_rate_that_reads_are_slowed_to_is_found_again(tiny_checkpoint: Path,
         pace = Pace(rate)
 
         def read_batch(self, items: Sequence[Any]) -> None:
-            self.pace.wait(len(items) * layout.expert_bytes, time.perf_counter())
+            self.pace.wait(len(items) * layout.expert_bytes, clock.now)
 
     first_s, found = read_costs(Reads(), layout, experts)  # type: ignore[arg-type]
-    assert found == pytest.approx(rate, rel=0.1)
-    assert first_s < 1e-3
+    assert found == pytest.approx(rate, rel=1e-6)
+    assert first_s == pytest.approx(0.0, abs=1e-9)
     with ExpertStore.open(layout, disk_rate=rate) as store:
-        began = time.perf_counter()
+        began = clock.now
         store.read_batch([(expert, memoryview(bytearray(layout.expert_bytes))) for expert in experts[:8]])
-        assert time.perf_counter() - began > 8 * 1.9e-3
+        assert clock.now - began == pytest.approx(8 * 2e-3, rel=1e-4)
 
 
-@pytest.mark.timeout(240)
 def test_a_measured_profile_can_be_read_and_an_unwritable_one_is_told(
     tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
