@@ -152,7 +152,7 @@ class LookaheadPredictor:
                 raise RuntimeError("this predictor uses next gate: call bind() with the checkpoint's routers first")
             row = self._rows[state.layer]
             ahead = min(self.window, len(self._rows) - 1 - row)
-            scores = self._scores(state, row, ahead).sigmoid()
+            scores = self._scores(state, row, ahead).sigmoid_()
             scores = scores[:ahead] if len(scores) > 1 else scores.expand(ahead, -1)
             return scores if ahead == self.window else F.pad(scores, (0, 0, 0, self.window - ahead))
 
