@@ -100,11 +100,14 @@ CompressorName = Literal[
 ]
 
 
+DEFAULT_COMPRESSOR: CompressorName = "affinity-bytes"  # whom the rule in vismmoe_training/paper/choice.py names
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(FetchConfig):
     """How visual tokens are dropped."""
 
-    compressor: CompressorName = "affinity-bytes"
+    compressor: CompressorName = DEFAULT_COMPRESSOR
     """How visual tokens are chosen after the prefix; affinity is the published method, affinity-bytes answers as well
     with fewer experts."""
     keep_ratio: Fraction = 1.0
@@ -153,7 +156,7 @@ class EvalConfig(FetchConfig):
     """Folder of the pictures that the data names, where it is not beside them."""
     predictions: Annotated[str, Unit("FILE.json")] | None = None
     """Answers to score, in place of a model's: JSON or JSON lines of rows with "prediction", or MME result lists."""
-    compressor: tuple[CompressorName, ...] = ("affinity",)
+    compressor: tuple[CompressorName, ...] = (DEFAULT_COMPRESSOR,)
     """Ways to choose visual tokens that are compared with keeping all."""
     keep_ratio: tuple[Fraction, ...] = ()
     """Shares of the visual tokens to keep; each is run with each compressor, besides a run that keeps all."""
@@ -433,7 +436,7 @@ class ReportConfig(Config):
     """Pictures that the model is asked about, and requests of the logs that are replayed."""
     keep_ratio: Fraction = 0.5
     """Share of the visual tokens that is kept in the pictures of kept tokens."""
-    compressor: CompressorName = "affinity"
+    compressor: CompressorName = DEFAULT_COMPRESSOR
     """How they are chosen."""
     profile: Annotated[str, Unit("FILE.yaml")] = "configs/devices/cpu-2-cores.yaml"
     """Device that the logs are replayed on; see configs/devices."""

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vismmoe.config import EvalConfig
+from vismmoe.config import DEFAULT_COMPRESSOR, EvalConfig
 from vismmoe.engine import Engine, GenerationResult, Request
 from vismmoe.errors import BudgetError, CorpusError, ImageError, UsageError
 from vismmoe.evaluate.benchmarks import BENCHMARKS, prompts_of, scorer_of
@@ -33,7 +33,7 @@ Track = Callable[[Sequence[list[int]], int, str, str], Iterable[list[int]]]  # h
 class Arm:
     """One way to answer."""
 
-    compressor: str = "affinity"
+    compressor: str = DEFAULT_COMPRESSOR
     keep_ratio: float = 1.0
 
     @property

@@ -86,6 +86,27 @@ def runs() -> list[Any]:
         return list(client.search_runs([found.experiment_id for found in client.search_experiments()]))
 
 
+def test_workers_that_saw_the_same_trial_missing_do_not_run_it_twice() -> None:
+    study = optuna.create_study(directions=["minimize", "maximize"])
+    calls: list[int] = []
+
+    def objective(trial: optuna.Trial) -> tuple[float, float]:
+        calls.append(trial.number)
+        return 1.0, 1.0
+
+    limited = tune_study.no_surplus(objective, study, trials=2)
+    study.tell(study.ask(), (1.0, 1.0))
+    assert (tune_study.finished(study), tune_study.begun(study)) == (1, 1)
+    mine, another = study.ask(), study.ask()  # both workers looked before either began
+    with pytest.raises(tune_study.Surplus):
+        limited(another)
+    assert limited(mine) == (1.0, 1.0)
+    assert calls == [mine.number]
+    assert tune_study.begun(study) == 3
+    study.tell(another, state=TrialState.FAIL)
+    assert tune_study.begun(study) == 2
+
+
 def test_the_front_is_written_as_configs_that_three_commands_read(ask: Callable[..., TuneSummary]) -> None:
     summary = ask()
     assert summary.trials == 2

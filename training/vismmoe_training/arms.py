@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vismmoe.config import DEFAULT_COMPRESSOR
 from vismmoe.engine import Engine, GenerationResult, Request
 from vismmoe.errors import CorpusError
 from vismmoe.metrics import PhaseCounters
@@ -38,7 +39,7 @@ class Arm:
     small: bool = True  # under the small budget, or with every expert resident
     predictor: bool = False
     keep_ratio: float = 1.0
-    compressor: str = "affinity"
+    compressor: str = DEFAULT_COMPRESSOR
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vismmoe.config import (
+    DEFAULT_COMPRESSOR,
     REFERENCE_MODEL,
     CollectConfig,
     Config,
@@ -148,9 +149,10 @@ def answer(demo: Demo, budget: int) -> list[ArmResult]:
         Arm("vanilla, all experts resident", small=False),
         Arm("small budget, on demand"),
         Arm("small budget, predictor", predictor=True),
-        Arm("  50 %, affinity, on demand", keep_ratio=0.5),
-        Arm("  70 %, affinity, predictor", predictor=True, keep_ratio=0.7),
-        Arm("  50 %, affinity, predictor", predictor=True, keep_ratio=0.5),
+        Arm(f"  50 %, {DEFAULT_COMPRESSOR}, on demand", keep_ratio=0.5),
+        Arm(f"  70 %, {DEFAULT_COMPRESSOR}, predictor", predictor=True, keep_ratio=0.7),
+        Arm(f"  50 %, {DEFAULT_COMPRESSOR}, predictor", predictor=True, keep_ratio=0.5),
+        Arm("  50 %, affinity, predictor", predictor=True, keep_ratio=0.5, compressor="affinity"),
         Arm("  70 %, random, predictor", predictor=True, keep_ratio=0.7, compressor="random"),
         Arm("  50 %, random, predictor", predictor=True, keep_ratio=0.5, compressor="random"),
     ]

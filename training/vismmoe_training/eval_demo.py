@@ -1,4 +1,4 @@
-"""`make eval-demo`: four scene benchmarks with all visual tokens, with 70 % and with 50 %, by three compressors.
+"""`make eval-demo`: four scene benchmarks with all visual tokens, with 70 % and with 50 %, by four compressors.
 
 The scenes are drawn anew (held out by their seed), written in the shapes of four benchmarks and read back as those are;
 each table is what the command above it prints. A run that is cut off goes on when it is started again.
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vismmoe.config import REFERENCE_MODEL, CompressorName, EvalConfig, resolve_model
+from vismmoe.config import DEFAULT_COMPRESSOR, REFERENCE_MODEL, CompressorName, EvalConfig, resolve_model
 from vismmoe.failures import guarded, quieten
 from vismmoe_training.scenes.benchmarks import SHAPES, Sizes, write_benchmarks
 
-COMPRESSORS: tuple[CompressorName, ...] = ("affinity", "saliency", "random")
+COMPRESSORS: tuple[CompressorName, ...] = (DEFAULT_COMPRESSOR, "affinity", "saliency", "random")
 KEEP_RATIOS = (0.7, 0.5)
 ANSWER_TOKENS = 16
 FULL = Sizes(mme=18, mmbench=9, pope=6, ocrbench=36)

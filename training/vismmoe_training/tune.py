@@ -7,6 +7,7 @@ hand on any machine that reaches the database.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -25,7 +26,9 @@ from vismmoe.talk import table
 from vismmoe.trace import TraceSet, read_traces
 from vismmoe_training.tune_front import RULE, front, recommended, settings_of, write_front
 from vismmoe_training.tune_objective import Objective
-from vismmoe_training.tune_study import finished, open_study, parent_run, tracked
+from vismmoe_training.tune_study import Surplus, begun, finished, no_surplus, open_study, parent_run, tracked
+
+WAIT_S = 1.0  # between two looks at what other workers do
 
 
 @dataclass(frozen=True)
@@ -86,10 +89,14 @@ def work(config: TuneConfig) -> None:
         torch.set_num_threads(config.threads)
     traces = read_traces(config.traces)
     study = open_study(config, identity(traces, config))
-    objective = tracked(Objective(traces, config), study, config)
-    while (done := finished(study)) < config.trials:
-        study.optimize(objective, n_trials=1)
-        print(f"trial {done + 1}/{config.trials}: {_told(study.trials)}", file=sys.stderr, flush=True)
+    objective = no_surplus(tracked(Objective(traces, config), study, config), study, config.trials)
+    while finished(study) < config.trials:
+        optuna.storages.fail_stale_trials(study)
+        if begun(study) >= config.trials:  # others are at the last ones: wait, and go on should one of them die
+            time.sleep(WAIT_S)
+            continue
+        study.optimize(objective, n_trials=1, catch=(Surplus,))
+        print(f"trial {finished(study)}/{config.trials}: {_told(study.trials)}", file=sys.stderr, flush=True)
 
 
 def identity(traces: TraceSet, config: TuneConfig) -> dict[str, Any]:

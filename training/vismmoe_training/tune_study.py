@@ -18,6 +18,7 @@ from vismmoe_training.registry import TrackedRun
 warnings.filterwarnings("ignore", category=ExperimentalWarning)  # heartbeats; the tests watch over them
 HEARTBEAT_S = 15  # a worker that has not been heard of for twice as long is dead
 RETRIES = 3
+ENDS = (TrialState.COMPLETE, TrialState.PRUNED)
 RUN = "mlflow_run"  # attribute of a study and of a trial
 Objective = Callable[[optuna.Trial], tuple[float, float]]
 
@@ -102,6 +103,31 @@ def tracked(objective: Objective, study: optuna.Study, config: TuneConfig) -> Ob
     return run_trial
 
 
+class Surplus(Exception):
+    """Another worker began what was the last missing trial."""
+
+
+def no_surplus(objective: Objective, study: optuna.Study, trials: int) -> Objective:
+    """The objective, refused (Surplus, which fails the trial) to a trial with enough others before it. Workers that
+    look at the same time all see one trial missing; the numbers of the trials they then get decide."""
+
+    def run_trial(trial: optuna.Trial) -> tuple[float, float]:
+        if sum(other.number < trial.number for other in _counted(study)) >= trials:
+            raise Surplus(f"{trials} trials have begun before this one")
+        return objective(trial)
+
+    return run_trial
+
+
+def begun(study: optuna.Study) -> int:
+    """Trials that came to an end or are running."""
+    return len(_counted(study))
+
+
+def _counted(study: optuna.Study) -> list[FrozenTrial]:
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.state in (*ENDS, TrialState.RUNNING)]
+
+
 def finished(study: optuna.Study) -> int:
     """Trials that came to an end, pruned ones included."""
-    return sum(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in study.get_trials(deepcopy=False))
+    return sum(trial.state in ENDS for trial in study.get_trials(deepcopy=False))

@@ -70,7 +70,7 @@ class DecodeCall:
             if layer.project is not None:
                 token = torch.mv(layer.project, token)
             told = torch.addmv(told, layer.read, token)
-        z, drift, gate = told.split(layer.widths)
+        z, drift, gate = torch.split(told, layer.widths)
         if self._recent is not None:
             seen = history[max(0, row - self._window + 1) : row + 1]
             z = torch.addmv(z, self._recent, torch.mv(seen.t(), self._even[len(seen)]))
@@ -161,8 +161,9 @@ def _guided(
         assert found["bias"] is not None
         found["gate"], offset = _through(gate.weights_ahead(row, ahead).flatten(0, 1), back, centre)
         found["gate_bias"] = offset
-        found["gate_scale"] = _wide(guide.gate_scale[1, row, :ahead], experts)
-        found["bias"] = found["bias"] + found["gate_scale"].flatten() * math.log(experts)  # against the uniform share
+        weight = _wide(guide.gate_scale[1, row, :ahead], experts)
+        found["gate_scale"] = weight
+        found["bias"] = found["bias"] + weight.flatten() * math.log(experts)  # against the uniform share
     return found
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vismmoe.compressors import COMPRESSORS
+from vismmoe.config import DEFAULT_COMPRESSOR
 from vismmoe.talk import table
 from vismmoe_training.evaluate_predictors import CEILING, Recall
 from vismmoe_training.paper import published
@@ -34,8 +35,8 @@ class Results:
 
     @property
     def default(self) -> str:
-        """The winner, or the published method when the rule names nobody."""
-        return self.winner or "affinity"
+        """The winner, or what is the default now when the rule names nobody."""
+        return self.winner or DEFAULT_COMPRESSOR
 
     # -- for people -----------------------------------------------------------------------------------------------
     def __str__(self) -> str:
