@@ -33,7 +33,7 @@ class _Layer:
 
     project: Tensor | None  # (r, H); None: the state as it is
     read: Tensor | None  # (h1? + rank? + w * E?, r): what the first layer, the drift and the routers read
-    widths: tuple[int, int, int]  # how many rows of `read` are for which; 0: not at all
+    widths: list[int]  # three: how many rows of `read` are for which; 0: not at all
     read_bias: Tensor  # one for each row of `read`; without any, (h1,) for the first layer
     out: Tensor  # (w * E, h2 + rank): the layer's head on the trunk, then the drift
     bias: Tensor  # (w * E,), the constants of all evidence included
@@ -116,7 +116,7 @@ def _layer(net: LookaheadNet, gate: NextGate | None, row: int, parts: dict[str, 
     asked = [weight for weight in (token, down, routers) if weight is not None]
     if token is None and asked:  # the first layer reads nothing of the token, yet its sum stands there
         asked.insert(0, asked[0].new_zeros(len(bias), asked[0].shape[1]))
-    widths = (len(bias), 0 if down is None else len(down), 0 if routers is None else len(routers))
+    widths = [len(bias), 0 if down is None else len(down), 0 if routers is None else len(routers)]
     constants = torch.zeros(widths[1]), torch.zeros(widths[2]) if gate_bias is None else gate_bias
     return _Layer(
         project=back.T.contiguous() if back is not None and asked else None,
