@@ -52,6 +52,7 @@ def infer(config: InferConfig, results: IO[str]) -> None:
         max_new_tokens=config.max_new_tokens,
         keep_ratio=config.keep_ratio,
         compressor=config.compressor,
+        sampling=config.sampling(),
     )
 
     def stream(text: str) -> None:

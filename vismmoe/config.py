@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from vismmoe.errors import CheckpointError, UsageError
 from vismmoe.schema import PIXELS, SIZE, Unit, Within, options
+from vismmoe.types import Sampling
 
 Size = Annotated[int, SIZE, Within(0)]
 Pixels = Annotated[tuple[int, int], PIXELS]
@@ -126,6 +127,14 @@ class InferConfig(EngineConfig):
     """Predictor that guides prefetching: an artifact folder or models:/name@alias."""
     max_new_tokens: Count = 64
     """Longest answer, in tokens."""
+    temperature: Weight = 0.0
+    """How freely tokens are drawn; 0 gives the likeliest answer, whatever the checkpoint's generation_config says."""
+    top_p: Fraction | None = None
+    """Draw from the likeliest tokens that together have this share of the probability; needs a temperature."""
+    top_k: Count | None = None
+    """Draw from so many of the likeliest tokens; needs a temperature."""
+    seed: Index | None = None
+    """Of the draw: the same seed gives the same answer; needs a temperature. Default: 0."""
     stream: bool = False
     """Print the answer while it is being generated."""
     json: bool = False
@@ -137,6 +146,18 @@ class InferConfig(EngineConfig):
         super().__post_init__()
         if self.stream and self.json:
             raise UsageError("--stream and --json exclude each other: a JSON object is printed once it is complete.")
+        idle = [f"--{name.replace('_', '-')}" for name in ("top_p", "top_k", "seed") if getattr(self, name) is not None]
+        if idle and not self.temperature:
+            raise UsageError(
+                f"{' and '.join(idle)} would change nothing: at temperature 0 the likeliest answer is given. Add "
+                "--temperature, such as 0.7."
+            )
+        self.sampling()
+
+    def sampling(self) -> Sampling:
+        """UsageError for a temperature that arithmetic does not bear."""
+        top_p = 1.0 if self.top_p is None else self.top_p
+        return Sampling(self.temperature, top_p, self.top_k, self.seed or 0)
 
 
 @dataclass(frozen=True, kw_only=True)

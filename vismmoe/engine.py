@@ -3,7 +3,7 @@
     image + question -> processor -> vision tower -> prefix layers on all tokens -> compressor keeps M of N
     -> each deeper layer: router, fetch, foresee, run, expire, prefetch (pipeline.py) -> logits
 
-transformers' own generate() drives, greedily; hooks and a registered experts function do the rest. Requests that are
+transformers' own generate() drives; hooks and a registered experts function do the rest. Requests that are
 answered together meet at each MoE layer, which then loads each expert once for all of them.
 """
 
@@ -30,7 +30,13 @@ from vismmoe.lockstep import LockStep
 from vismmoe.memory import ResidentPeak, arithmetic_threads
 from vismmoe.models.checkpoint import Checkpoint, open_checkpoint
 from vismmoe.models.dtypes import resolve_device, resolve_dtype
-from vismmoe.models.generation import ModelState, greedy_config, stop_tokens, text_stream
+from vismmoe.models.generation import (
+    ModelState,
+    greedy_config,
+    stop_tokens,
+    text_stream,
+    token_chooser,
+)
 from vismmoe.models.hooks import StackHooks
 from vismmoe.models.kv import CACHE_ARGUMENT, allocated_cache
 from vismmoe.models.load import (
@@ -195,7 +201,7 @@ class Engine:
 
     # -- requests -------------------------------------------------------------------------------------------------
     def generate(self, request: Request, on_text: OnText | None = None) -> GenerationResult:
-        """Answer greedily. on_text is called with each finished piece of the answer, in order.
+        """Answer. on_text is called with each finished piece of the answer, in order.
 
         Raises UsageError, ImageError, CheckpointError, BudgetError. An interruption closes the engine.
         """
@@ -251,7 +257,7 @@ class Engine:
             answers = self._run(asked, on_text, recorder)
             evictions = [self._pipeline.evictions - evicted] + [0] * len(asked)
             return [
-                (self._report(each.session, tokens, (ended - each.started) * 1e3, count), each.session)
+                (self._report(each, tokens, (ended - each.started) * 1e3, count), each.session)
                 for each, (tokens, ended), count in zip(asked, answers, evictions, strict=False)
             ]
 
@@ -371,6 +377,7 @@ class Engine:
                     **{name: value.to(self._device) for name, value in session.prompt.inputs.items()},
                     **{CACHE_ARGUMENT: allocated_cache(self.checkpoint.config, asked.request.max_new_tokens)},
                     generation_config=greedy_config(self._stop, self._processor, asked.request.max_new_tokens),
+                    logits_processor=token_chooser(asked.request.sampling),
                     streamer=None if on_text is None else text_stream(tokenizer_of(self._processor), on_text),
                 )
         finally:
@@ -399,8 +406,8 @@ class Engine:
         with torch.inference_mode():
             return self._pipeline.run_together(layer, [call for _, call in calls])
 
-    def _report(self, session: Session, tokens: list[int], total_ms: float, evictions: int) -> GenerationResult:
-        plan, kind, origin = self.plan, self.predictor, self._origin
+    def _report(self, asked: _Asked, tokens: list[int], total_ms: float, evictions: int) -> GenerationResult:
+        session, plan, kind, origin = asked.session, self.plan, self.predictor, self._origin
         text = str(tokenizer_of(self._processor).decode(tokens, skip_special_tokens=True))
         return GenerationResult(
             text=text,
@@ -420,6 +427,7 @@ class Engine:
             memory=self._memory(),
             predictor=None if kind is None else PredictorReport(kind.kind, kind.window, origin.source, origin.version),
             fallbacks=(*self._pipeline.fallbacks, *session.notes),
+            sampling=asked.request.sampling,
         )
 
     def _memory(self) -> MemoryReport:

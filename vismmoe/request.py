@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from vismmoe.images import ImageSource
 from vismmoe.metrics import PhaseCounters
-from vismmoe.types import RequestRecord, RoutingRecord
+from vismmoe.types import GREEDY, RequestRecord, RoutingRecord, Sampling
 
 FinishReason = Literal["stop", "length"]
 
@@ -21,6 +21,7 @@ class Request:
     max_new_tokens: int = 64
     keep_ratio: float = 1.0  # floor(keep_ratio * N) of the N visual tokens reach the deeper layers
     compressor: str = "affinity-bytes"  # how they are chosen; not consulted when all are kept
+    sampling: Sampling = GREEDY
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class GenerationResult:
     memory: MemoryReport
     predictor: PredictorReport | None
     fallbacks: tuple[str, ...]
+    sampling: Sampling = GREEDY
 
     def to_json(self) -> dict[str, Any]:
         """The object that `infer --json` prints."""
@@ -118,6 +120,7 @@ class GenerationResult:
             },
             "memory": dict(vars(self.memory)),
             "predictor": None if self.predictor is None else dict(vars(self.predictor)),
+            "sampling": dict(vars(self.sampling)) if self.sampling.temperature else None,
             "fallbacks": list(self.fallbacks),
         }
 

@@ -62,8 +62,20 @@ def infer_report(report: Mapping[str, Any]) -> str:
         f" {report['experts']['evictions']} evictions",
         f"predictor  {predictor_line(report['predictor'])}",
     ]
+    if report.get("sampling"):
+        lines.append(f"sampling   {sampling_line(report['sampling'])}")
     lines += [f"fall-back  {fallback}" for fallback in dict.fromkeys(report["fallbacks"])]
     return "\n".join(lines)
+
+
+def sampling_line(sampling: Mapping[str, Any]) -> str:
+    """What a drawn answer takes to be drawn again."""
+    parts = [f"temperature {sampling['temperature']:g}"]
+    if sampling["top_k"] is not None:
+        parts.append(f"top-k {sampling['top_k']}")
+    if sampling["top_p"] < 1:
+        parts.append(f"top-p {sampling['top_p']:g}")
+    return ", ".join([*parts, f"seed {sampling['seed']}"])
 
 
 def _memory_line(memory: Mapping[str, int], tier: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
+from vismmoe.errors import UsageError
+
 if TYPE_CHECKING:  # the command line prints its help without importing torch
     from collections.abc import Mapping
     from pathlib import Path
@@ -14,6 +16,8 @@ if TYPE_CHECKING:  # the command line prints its help without importing torch
 
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, Phase] = ("prefill", "decode")
+LEAST_TEMPERATURE = 0.01  # below it logits in float32 run over
+MOST_SEED = 2**63 - 1
 
 
 class ExpertId(NamedTuple):
@@ -21,6 +25,35 @@ class ExpertId(NamedTuple):
 
     layer: int
     expert: int
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen: the likeliest one at temperature 0, else drawn. The same seed draws the same.
+
+    Raises UsageError for a value that makes no sense.
+    """
+
+    temperature: float = 0.0  # 0, or what logits are divided by
+    top_p: float = 1.0  # share of the probability that the likeliest tokens must reach; the others are never drawn
+    top_k: int | None = None  # so many of the likeliest tokens can be drawn; None: all
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature and not LEAST_TEMPERATURE <= self.temperature <= 100:
+            raise UsageError(
+                f"the temperature is {self.temperature:g}: give 0 for the likeliest answer, or {LEAST_TEMPERATURE} to "
+                "100 to draw one (most models are used with 0.6 to 1)"
+            )
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"top-p is {self.top_p:g}: give a share above 0 and at most 1, which leaves all tokens")
+        if self.top_k is not None and self.top_k < 1:
+            raise UsageError(f"top-k is {self.top_k}: give 1 or more tokens, or leave it out")
+        if not 0 <= self.seed <= MOST_SEED:
+            raise UsageError(f"the seed is {self.seed}: give a whole number from 0 to {MOST_SEED}")
+
+
+GREEDY = Sampling()
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,16 @@
-"""What transformers' generate() is told: greedy decoding, where to stop, whom to hand the text to."""
+"""What transformers' generate() is told: how to choose tokens, where to stop, whom to hand the text to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from vismmoe.models.checkpoint import Checkpoint
 from vismmoe.models.load import tokenizer_of
+from vismmoe.types import Sampling
 
 
 class ModelState:
@@ -49,7 +51,10 @@ def stop_tokens(checkpoint: Checkpoint, processor: Any) -> list[int]:
 
 
 def greedy_config(stop: list[int], processor: Any, max_new_tokens: int) -> Any:
-    """A GenerationConfig of our own: a checkpoint's sampling settings would make answers random."""
+    """A GenerationConfig of our own: a checkpoint's sampling settings would make answers random.
+
+    Sampling, where it is asked for, comes with `token_chooser`.
+    """
     from transformers import GenerationConfig
 
     pad = tokenizer_of(processor).pad_token_id
@@ -59,6 +64,42 @@ def greedy_config(stop: list[int], processor: Any, max_new_tokens: int) -> Any:
         eos_token_id=stop or None,
         pad_token_id=pad if pad is not None else (stop[0] if stop else 0),
     )
+
+
+def token_chooser(sampling: Sampling) -> Any:
+    """Logits processors for generate() in greedy mode; with a temperature they leave one drawn token to choose.
+
+    transformers' own sampling draws from the process's one generator, which requests that take turns would share.
+    This one is the request's own, and draws what transformers draws after torch.manual_seed(seed) on a CPU.
+    """
+    from transformers import LogitsProcessor, LogitsProcessorList
+
+    if not sampling.temperature:
+        return LogitsProcessorList()
+
+    class Draw(LogitsProcessor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self._chance = torch.Generator().manual_seed(sampling.seed)
+
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            """scores: (1, V) float32."""
+            likely = torch.nn.functional.softmax(scores, dim=-1).cpu()
+            drawn = torch.multinomial(likely, 1, generator=self._chance).to(scores.device)
+            return torch.full_like(scores, -torch.inf).scatter_(-1, drawn, 0.0)
+
+    return LogitsProcessorList([*_warpers(sampling), Draw()])
+
+
+def _warpers(sampling: Sampling) -> list[Any]:
+    """In transformers' own order."""
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    warpers = [TemperatureLogitsWarper(float(sampling.temperature))]
+    if sampling.top_k is not None:
+        warpers.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        warpers.append(TopPLogitsWarper(float(sampling.top_p)))
+    return warpers
 
 
 def text_stream(tokenizer: Any, on_text: Callable[[str], None]) -> Any:
