@@ -91,6 +91,7 @@ CompressorName = Literal[
     "affinity",
     "affinity-bytes",
     "affinity-mass",
+    "affinity-prompt",
     "affinity-resident",
     "diversity",
     "downsample",

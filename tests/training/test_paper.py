@@ -10,12 +10,14 @@ import torch
 
 from vismmoe.predictors import LookaheadNet, PredictorConfig
 from vismmoe.types import ModelSpec
+from vismmoe_training.arms import Asked
 from vismmoe_training.evaluate_predictors import CEILING, Recall
 from vismmoe_training.paper import published
 from vismmoe_training.paper.ablation import STEPS, Step
-from vismmoe_training.paper.answers import VANILLA, Answers, Outcome, covered
+from vismmoe_training.paper.answers import VANILLA, Answers, Outcome, Posed, covered
 from vismmoe_training.paper.choice import winner
 from vismmoe_training.paper.foresight import OURS, PUBLISHED, TOP, WINDOW, Foresight
+from vismmoe_training.paper.paired import difference
 from vismmoe_training.paper.scale import ARMS, REDUCED, SPECS, Paper
 from vismmoe_training.paper.spread import Figure
 from vismmoe_training.paper.tables import Results
@@ -38,6 +40,22 @@ def test_published_retention_is_the_mean_share_of_vanilla() -> None:
     assert published.RETENTION["random"][0.5] < published.RETENTION["affinity"][0.5]
 
 
+def test_a_difference_is_of_right_answers_and_its_interval_of_whole_pictures() -> None:
+    units = [("s", "a"), ("s", "a"), ("s", "b"), ("s", "b")]
+    told = difference([True, True, True, False], [False, True, True, False], [True] * 4, units)
+    assert told.value == 0.25
+    # both draws from a: 1 of 2 in each picture; both from b: 0; one of each: 1 of 4
+    assert (told.low, told.high) == (0.0, 0.5)
+    same = difference([True, False], [True, False], [True, True], units[::2])
+    assert (same.value, same.low, same.high) == (0.0, 0.0, 0.0)
+
+
+def test_strata_are_drawn_apart() -> None:
+    # one picture in each stratum: every draw is the whole
+    told = difference([True, False], [False, False], [True, True], [("s", "a"), ("t", "a")])
+    assert (told.value, told.low, told.high) == (0.5, 0.5, 0.5)
+
+
 def figures(shares: dict[str, tuple[float, float, float]]) -> tuple[dict, dict]:  # type: ignore[type-arg]
     """name -> (kept at 70 %, kept at 50 %, unique experts at 50 %)."""
     kept = {(name, ratio): Figure.of([v[i]]) for name, v in shares.items() for i, ratio in enumerate((0.7, 0.5))}
@@ -56,17 +74,22 @@ def test_the_winner_needs_the_fewest_experts_of_those_that_answer_well_enough() 
     assert winner(*figures({"saliency": (0.9, 0.9, 100.0), "affinity": (0.9, 0.9, 90.0)})) is None
 
 
+POSED = [
+    Posed(kind, Asked(Path(f"{number}.png"), style, "?", "!"))
+    for kind in SPECS
+    for number, style in enumerate(("count", "reading"))
+]
+
+
 def outcome(right: bool, unique: float) -> Outcome:
-    found = Outcome(unique=[unique], kept=[10])
-    for kind in SPECS:
-        found.right[kind] += [right, True]
-    return found
+    """Every reading is right; counts are if `right`."""
+    return Outcome([right, True] * len(SPECS), [unique], [10])
 
 
 @pytest.fixture
 def results() -> Results:
     outcomes = {(method, ratio): outcome(method != "random", 90) for method, ratio in ARMS}
-    answers = Answers({(VANILLA, 1.0): outcome(True, 120), **outcomes}, dict.fromkeys(published.COVERAGE, 0.5))
+    answers = Answers(POSED, {(VANILLA, 1.0): outcome(True, 120), **outcomes}, dict.fromkeys(published.COVERAGE, 0.5))
     phases = ("decode", "prefill", "decode, layer 0")
     recalls = [
         Recall(rule, phase, k, d, 0.9, 0.8, 0.4, 5.0)
@@ -91,6 +114,9 @@ def test_the_json_has_the_promised_keys(results: Results) -> None:
     assert told["hot_recall"]["next gate"]["20"]["3"]["mean"] == 0.9
     assert told["accuracy"]["random"]["0.5"]["mean"] == 0.5
     assert told["unique_experts"]["affinity"]["0.7"]["mean"] == 90
+    assert told["accuracy_at_half_by_part"]["count"]["random"]["mean"] == 0.0
+    assert told["accuracy_at_half_by_part"]["reading"]["random"]["mean"] == 1.0
+    assert told["beyond_random"]["affinity"]["small scenes"]["0.5"] == {"value": 0.5, "low": 0.0, "high": 1.0}
     assert set(told["ablation"]) == set(STEPS)
     assert told["simulator_error"]["on demand"]["mean"] == pytest.approx(0.045)
 

@@ -9,6 +9,7 @@ from dataclasses import fields
 from vismmoe.compressors.affinity import AffinityCompressor
 from vismmoe.compressors.affinity_bytes import AffinityBytesCompressor
 from vismmoe.compressors.affinity_mass import AffinityMassCompressor
+from vismmoe.compressors.affinity_prompt import AffinityPromptCompressor
 from vismmoe.compressors.affinity_resident import AffinityResidentCompressor
 from vismmoe.compressors.diversity import DiversityCompressor
 from vismmoe.compressors.downsample import DownsampleCompressor
@@ -23,6 +24,7 @@ COMPRESSORS: Mapping[str, Callable[..., Compressor]] = {
     "affinity": AffinityCompressor,
     "affinity-bytes": AffinityBytesCompressor,
     "affinity-mass": AffinityMassCompressor,
+    "affinity-prompt": AffinityPromptCompressor,
     "affinity-resident": AffinityResidentCompressor,
     "diversity": DiversityCompressor,
     "downsample": DownsampleCompressor,

@@ -31,9 +31,14 @@ class AffinityBytesCompressor(Method):
         """(count,) int64 sorted indices."""
         check_count(count, len(visual.saliency))
         use, free = self._use(visual)
-        core = salient_core(visual.saliency, self.salient_ratio, count)
+        worth = self._worth(visual)
+        core = salient_core(worth, self.salient_ratio, count)
         free = free | (use[:, core] > 0).any(1)
-        return one_by_one(visual.saliency.float(), use, free, core, count, self.trade_off).sort().values
+        return one_by_one(worth, use, free, core, count, self.trade_off).sort().values
+
+    def _worth(self, visual: VisualTokens) -> Tensor:
+        """(N,) float32 in [0, 1]: what a token is worth before anything is loaded for it."""
+        return visual.saliency.float()
 
     def _use(self, visual: VisualTokens) -> tuple[Tensor, Tensor]:
         """(pairs, N) bytes that each token asks for, (pairs,) bool what is there already."""

@@ -135,6 +135,23 @@ def test_by_bytes_what_an_earlier_token_loads_is_free_for_later_ones() -> None:
     assert get_compressor("affinity-bytes").keep(tokens, 4).tolist() == [0, 1, 2, 4]
 
 
+def test_what_the_question_asks_about_is_worth_as_much_as_what_stands_out() -> None:
+    # alike to the nearest word, scaled: 3: 1; 1 and 2: (.707 - .555) / (1 - .555) = .34; 0 and 4: 0
+    states = torch.tensor([[0.0, 1.0], [-1.0, 0.0], [-1.0, 0.0], [1.0, 0.0], [0.0, -1.0]]) + 3
+    words = torch.tensor([[2.0, 0.0], [-1.0, 1.0], [-1.0, -1.0]])
+    use = torch.zeros(1, 5, 1, dtype=torch.int64)  # all ask for the same expert: nothing is saved
+    tokens = changed(
+        saliency=torch.tensor([1.0, 0.5, 0.6, 0.4, 0.1]),
+        states=states,
+        prompt_states=words,
+        ahead=AheadDemand(use, torch.zeros(1, 4, dtype=torch.bool), torch.tensor([1])),
+    )
+    assert get_compressor("affinity-bytes").keep(tokens, 2).tolist() == [0, 2]
+    # worth: .50, .42, .47, .70, .05
+    assert get_compressor("affinity-prompt").keep(tokens, 2).tolist() == [0, 3]
+    assert get_compressor("affinity-prompt").keep(tokens, 3).tolist() == [0, 2, 3]
+
+
 def test_layers_with_larger_experts_weigh_more() -> None:
     # layer A: token 1 asks for something new, layer B: token 2 does; experts of B are ten times as large
     use = torch.tensor([[[0], [1], [0], [1], [1]], [[0], [0], [1], [1], [1]]])

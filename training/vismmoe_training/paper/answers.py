@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,63 +15,72 @@ from vismmoe.metrics import coverage
 from vismmoe.session import Session
 from vismmoe.types import LayerState
 from vismmoe_training.arms import Asked, read_questions, same
-from vismmoe_training.paper.scale import ANSWER_TOKENS, ARMS, DTYPE, SPECS, Paper
+from vismmoe_training.paper.scale import ANSWER_TOKENS, ARMS, DTYPE, HALF, SPECS, Paper
 
 VANILLA = "vanilla"
 TOP = 20  # experts whose share of the routed tokens is the coverage
 Key = tuple[str, float]  # compressor, keep ratio
 
 
+@dataclass(frozen=True)
+class Posed:
+    """A question and the kind of scene that it is about."""
+
+    kind: str
+    asked: Asked
+
+
+Part = Callable[[Posed], bool]
+
+
+def everything(posed: Posed) -> bool:
+    return True
+
+
 @dataclass
 class Outcome:
-    """What one compressor did with all questions at one keep ratio."""
+    """What one compressor did with all questions at one keep ratio, in their order."""
 
-    right: dict[str, list[bool]] = field(default_factory=lambda: defaultdict(list))  # by kind of scene
-    by_style: dict[str, list[bool]] = field(default_factory=lambda: defaultdict(list))
+    right: list[bool] = field(default_factory=list)  # exact match
     unique: list[float] = field(default_factory=list)  # distinct experts a deeper layer needs in the prefill
     kept: list[int] = field(default_factory=list)  # visual tokens
-
-    def accuracy(self, kind: str | None = None) -> float:
-        """Share of exact matches, of one kind of scene or of all."""
-        return statistics.fmean([r for name, right in self.right.items() if kind in (None, name) for r in right])
 
 
 @dataclass(frozen=True)
 class Answers:
-    """One seed's outcomes and the coverage of its prefills by kind of token."""
+    """One seed's questions, outcomes and the coverage of its prefills by kind of token."""
 
+    posed: Sequence[Posed]
     outcomes: Mapping[Key, Outcome]
     coverage: Mapping[str, float]
+
+    def right(self, key: Key, part: Part = everything) -> list[bool]:
+        """Of the questions of one part."""
+        return [right for posed, right in zip(self.posed, self.outcomes[key].right, strict=True) if part(posed)]
 
 
 def answer_seed(paper: Paper, seed: int) -> Answers:
     """Ask everything; all experts are resident, so that answers alone differ."""
-    questions = {
-        kind: read_questions(paper.scenes(seed, kind), -(-paper.scale.questions // len(SPECS))) for kind in SPECS
-    }
+    count = paper.scale.questions
+    posed = [Posed(kind, asked) for kind in SPECS for asked in read_questions(paper.scenes(seed, kind), count)]
     meter = _Coverage()
     outcomes: dict[Key, Outcome] = {}
     with Engine.load(EngineConfig(model=paper.model, device="cpu", threads=1, compute_dtype=DTYPE)) as engine:
-        outcomes[VANILLA, 1.0] = _ask(engine, questions, "uniform", 1.0, meter.raw)
+        outcomes[VANILLA, 1.0] = _ask(engine, posed, "uniform", 1.0, meter.raw)
         for method, ratio in ARMS:
-            watch = meter.pruned if (method, ratio) == ("affinity", 0.5) else None
-            outcomes[method, ratio] = _ask(engine, questions, method, ratio, watch)
-    return Answers(outcomes, meter.means())
+            watch = meter.pruned if (method, ratio) == ("affinity", HALF) else None
+            outcomes[method, ratio] = _ask(engine, posed, method, ratio, watch)
+    return Answers(posed, outcomes, meter.means())
 
 
-def _ask(
-    engine: Engine, questions: Mapping[str, Sequence[Asked]], method: str, ratio: float, watch: _Watch | None
-) -> Outcome:
+def _ask(engine: Engine, posed: Sequence[Posed], method: str, ratio: float, watch: _Watch | None) -> Outcome:
     outcome = Outcome()
-    for kind, asked in questions.items():
-        for one in asked:
-            request = Request((one.image,), one.prompt, ANSWER_TOKENS, ratio, method)
-            result = engine.generate(request) if watch is None else engine.watch(request, watch)
-            right = same(result.text, one.answer)
-            outcome.right[kind].append(right)
-            outcome.by_style[one.style].append(right)
-            outcome.unique.append(result.experts.distinct_in_prefill)
-            outcome.kept.append(result.usage.kept_visual_tokens)
+    for asked in (one.asked for one in posed):
+        request = Request((asked.image,), asked.prompt, ANSWER_TOKENS, ratio, method)
+        result = engine.generate(request) if watch is None else engine.watch(request, watch)
+        outcome.right.append(same(result.text, asked.answer))
+        outcome.unique.append(result.experts.distinct_in_prefill)
+        outcome.kept.append(result.usage.kept_visual_tokens)
     return outcome
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vismmoe_training.paper.answers import VANILLA, Answers, Key
+from vismmoe_training.paper.answers import VANILLA, Answers, Key, Part, everything
+from vismmoe_training.paper.paired import Difference, difference
 from vismmoe_training.paper.spread import Figure
 
 BASELINES = ("random", "uniform", "downsample")  # look at nothing: to be beaten, not to be chosen
@@ -16,9 +17,19 @@ RULE = (
 )
 
 
-def retention(answers: Sequence[Answers], key: Key, kind: str | None = None) -> Figure:
-    """Accuracy as a share of vanilla's, seed by seed."""
-    return Figure.of([a.outcomes[key].accuracy(kind) / a.outcomes[VANILLA, 1.0].accuracy(kind) for a in answers])
+WHOLE: Key = (VANILLA, 1.0)
+
+
+def retention(answers: Sequence[Answers], key: Key, part: Part = everything) -> Figure:
+    """Right answers as a share of vanilla's, seed by seed; 0 where vanilla has none right."""
+    return Figure.of([sum(a.right(key, part)) / max(1, sum(a.right(WHOLE, part))) for a in answers])
+
+
+def beyond(answers: Sequence[Answers], key: Key, other: Key, part: Part = everything) -> Difference:
+    """By how much `key` keeps more of vanilla's right answers than `other`, all seeds together."""
+    ours, theirs, whole = ([r for a in answers for r in a.right(which, part)] for which in (key, other, WHOLE))
+    units = [((s, p.kind), p.asked.image) for s, a in enumerate(answers) for p in a.posed if part(p)]
+    return difference(ours, theirs, whole, units)
 
 
 def unique_experts(answers: Sequence[Answers], key: Key) -> Figure:
@@ -32,7 +43,8 @@ def winner(kept: Mapping[Key, Figure], unique: Mapping[Key, Figure]) -> str | No
     able = [
         method
         for method in sorted({method for method, _ in kept} - {VANILLA, *BASELINES})
-        if all(kept[method, ratio].mean >= share for ratio, share in ENOUGH.items())
+        if all((method, ratio) in kept for ratio in ENOUGH)
+        and all(kept[method, ratio].mean >= share for ratio, share in ENOUGH.items())
         and kept[method, 0.5].mean >= saliency.mean - max(saliency.spread, kept[method, 0.5].spread)
     ]
     return min(able, key=lambda method: unique[method, 0.5].mean, default=None)

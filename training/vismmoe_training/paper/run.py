@@ -46,8 +46,8 @@ def run(paper: Paper) -> tuple[str, dict[str, object]]:
 def _draw(paper: Paper) -> None:
     for seed in range(paper.scale.seeds):
         for number, (kind, spec) in enumerate(SPECS.items()):
-            count = paper.scale.heldout_images // len(SPECS)
-            write_corpus(paper.scenes(seed, kind), count, FIRST_SEED + 10 * seed + number, spec)
+            place = paper.scenes(seed, kind)
+            write_corpus(place, paper.scale.heldout_images, FIRST_SEED + 10 * seed + number, spec)
 
 
 def _collect(paper: Paper, name: str) -> None:
@@ -60,7 +60,7 @@ def _collect(paper: Paper, name: str) -> None:
             compute_dtype=DTYPE,
             images=str(images),
             output=str(paper.logs(name)),
-            limit=paper.scale.train_images if name == "train" else None,
+            limit=paper.scale.train_images if name == "train" else paper.scale.logged_images,
             keep_ratio=LOGGED_RATIO,
             max_new_tokens=ANSWER_TOKENS,
         )

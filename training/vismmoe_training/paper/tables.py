@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from vismmoe.compressors import COMPRESSORS
@@ -11,12 +12,15 @@ from vismmoe.talk import table
 from vismmoe_training.evaluate_predictors import CEILING, Recall
 from vismmoe_training.paper import published
 from vismmoe_training.paper.ablation import STEPS, Step
-from vismmoe_training.paper.answers import VANILLA, Answers
-from vismmoe_training.paper.choice import RULE, retention, unique_experts, winner
+from vismmoe_training.paper.answers import VANILLA, Answers, Part, Posed, everything
+from vismmoe_training.paper.choice import RULE, WHOLE, beyond, retention, unique_experts, winner
 from vismmoe_training.paper.foresight import OURS, PUBLISHED, TOP, WINDOW, Foresight
-from vismmoe_training.paper.scale import ARMS, AT_FEWEST, KEEP_RATIOS, SPECS, Paper
+from vismmoe_training.paper.paired import Difference
+from vismmoe_training.paper.scale import ARMS, CURVE, HALF, KEEP_RATIOS, SPECS, Paper
 from vismmoe_training.paper.spread import Figure
+from vismmoe_training.scenes import STYLES
 
+JUDGED = ("all", *(f"{kind} scenes" for kind in SPECS))  # parts on which methods are held against random dropping
 Cell = tuple[str, str, int, int]  # rule, phase, k, distance
 
 
@@ -41,15 +45,14 @@ class Results:
     # -- for people -----------------------------------------------------------------------------------------------
     def __str__(self) -> str:
         scale = self._paper.scale
-        scenes = ", ".join(f"{scale.heldout_images // len(SPECS)} {kind}" for kind in SPECS)
         last = (
-            f"{scale.seeds} seeds, spread as standard deviation; held-out scenes of each seed: {scenes}; "
-            f"{len(self._answers[0].outcomes[VANILLA, 1.0].kept)} questions a seed; {self.seconds:.0f} s in all. "
+            f"{scale.seeds} seeds, spread as standard deviation; for each {scale.heldout_images} held-out scenes of "
+            f"every kind ({', '.join(SPECS)}), {len(self._answers[0].posed)} questions; {self.seconds:.0f} s in all. "
             "Published: Qwen3-VL-30B-A3B on four benchmarks; ours: the reference model on drawn scenes."
         )
         parts = (
             self._coverage(), self._hot_recall(), self._distances(), self._union(), self._features(), self._accuracy(),
-            self._kinds(), self._ablation(), self._simulator(), last,
+            self._against_random(), self._kinds(), self._ablation(), self._simulator(), last,
         )  # fmt: skip
         return "\n\n".join(parts)
 
@@ -89,7 +92,7 @@ class Results:
         return table([whole, *rows], ("lookahead, decode, blended", *(f"@{k}" for k in TOP)))
 
     def _accuracy(self) -> str:
-        vanilla = Figure.of([a.outcomes[VANILLA, 1.0].accuracy() for a in self._answers])
+        vanilla = self._vanilla()
         rows = []
         for method, ratio in sorted(ARMS, key=lambda key: (-key[1], self._unique[key].mean)):
             told = published.RETENTION.get(method, {}).get(ratio)
@@ -107,14 +110,26 @@ class Results:
         first = f"vanilla: {vanilla.percent()} right, {self._unique[VANILLA, 1.0].plain()} experts a deeper layer"
         return f"{table(rows, head)}\n{first}\nThe rule ({RULE}) names: {self.winner or 'nobody'}"
 
-    def _kinds(self) -> str:
+    def _against_random(self) -> str:
         rows = [
-            (f"{ratio:.0%}", method, *(retention(self._answers, (method, ratio), kind).percent() for kind in SPECS))
+            (f"{ratio:.0%}", method, *(self._beyond(method, ratio, self._parts()[name]).points() for name in JUDGED))
             for ratio in KEEP_RATIOS
-            for method in dict.fromkeys((self.default, *AT_FEWEST))
-            if (method, ratio) in ARMS
+            for method in self._shown()
+            if method != "random"
         ]
-        return table(rows, ("kept", "compressor", *(f"{kind} scenes, of vanilla's" for kind in SPECS)))
+        table_ = table(rows, ("kept", "beyond random dropping, points of vanilla's", *JUDGED))
+        return f"{table_}\nin brackets: 95 % of 2000 paired draws of pictures, all seeds together"
+
+    def _kinds(self) -> str:
+        """At half of the tokens, by kind of scene and of question; vanilla's own accuracy above."""
+        parts = self._parts()
+        first = ("vanilla, right", *(f"{self._vanilla(part).mean:.1%}" for part in parts.values()))
+        asked = ("questions", *(str(sum(map(part, self._posed()))) for part in parts.values()))
+        rows = [
+            (method, *(retention(self._answers, (method, HALF), part).percent() for part in parts.values()))
+            for method in self._shown()
+        ]
+        return table([asked, first, *rows], ("50 % kept, of vanilla's", *parts))
 
     def _ablation(self) -> str:
         rows = [
@@ -151,10 +166,27 @@ class Results:
             },
             "control": Figure.of([f.control for f in self._foresights]).to_json(),
             "accuracy": {
-                VANILLA: {"1.0": Figure.of([a.outcomes[VANILLA, 1.0].accuracy() for a in self._answers]).to_json()},
+                VANILLA: {"1.0": self._vanilla().to_json()},
                 **{name: {str(r): self._kept[m, r].to_json() for m, r in ARMS if m == name} for name in COMPRESSORS},
             },
             "accuracy_is": "share of exact matches; of compressors as a share of vanilla's",
+            "accuracy_at_half_by_part": {
+                name: {
+                    "questions": sum(map(part, self._posed())),
+                    VANILLA: self._vanilla(part).to_json(),
+                    **{m: retention(self._answers, (m, HALF), part).to_json() for m, r in ARMS if r == HALF},
+                }
+                for name, part in self._parts().items()
+            },
+            "beyond_random": {
+                name: {
+                    part: {str(r): self._beyond(m, r, self._parts()[part]).to_json() for m, r in ARMS if m == name}
+                    for part in JUDGED
+                }
+                for name in COMPRESSORS
+                if name != "random"
+            },
+            "questions": len(self._posed()),
             "unique_experts": {
                 name: {str(r): figure.to_json() for (m, r), figure in self._unique.items() if m == name}
                 for name in (VANILLA, *COMPRESSORS)
@@ -209,12 +241,41 @@ class Results:
         cells = _by_cell([f.without[name] for f in self._foresights], "recall")
         return cells[OURS, "decode", k, 0]
 
+    def _shown(self) -> tuple[str, ...]:
+        """The default first, then the others of which the whole curve is known."""
+        return tuple(dict.fromkeys((self.default, *CURVE)))
+
+    def _posed(self) -> list[Posed]:
+        return [posed for answers in self._answers for posed in answers.posed]
+
+    def _parts(self) -> dict[str, Part]:
+        kinds: dict[str, Part] = {f"{kind} scenes": partial(_of_kind, kind) for kind in SPECS}
+        styles: dict[str, Part] = {style: partial(_of_style, style) for style in STYLES}
+        asked = [name for name, part in styles.items() if any(map(part, self._posed()))]
+        return {"all": everything, **kinds, **{name: styles[name] for name in asked}}
+
+    def _vanilla(self, part: Part = everything) -> Figure:
+        """Share of right answers."""
+        rights = [a.right(WHOLE, part) for a in self._answers]
+        return Figure.of([sum(right) / max(1, len(right)) for right in rights])
+
+    def _beyond(self, method: str, ratio: float, part: Part) -> Difference:
+        return beyond(self._answers, (method, ratio), ("random", ratio), part)
+
     def _tokens(self, method: str, ratio: float) -> str:
         kept = [count for a in self._answers for count in a.outcomes[method, ratio].kept]
         return f"{sum(kept) / len(kept):.0f}"
 
     def _step(self, name: str, field: str) -> Figure:
         return Figure.of([float(getattr(found[name], field)) for found in self.ablations])
+
+
+def _of_kind(kind: str, posed: Posed) -> bool:
+    return posed.kind == kind
+
+
+def _of_style(style: str, posed: Posed) -> bool:
+    return posed.asked.style == style
 
 
 def _by_cell(seeds: Sequence[Sequence[Recall]], field: str) -> dict[Cell, Figure]:
