@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vismmoe.experts.cache import ExpertCache
 from vismmoe.experts.host import HostTier
+from vismmoe.experts.places import slack_bytes
 from vismmoe.experts.plan import MemoryPlan
 from vismmoe.experts.policies import DEFAULT_POLICY, get_policy
 from vismmoe.experts.slabs import SlabPool
@@ -92,6 +93,7 @@ class ExpertPipeline:
         self.plan = plan
         self.watcher: Watcher | None = None
         self._layout = layout
+        self._slab_bytes = layout.expert_bytes + slack_bytes(layout, packed=device.type != "cpu")
         self._options = options
         self._device = device
         self._dtype = dtype
@@ -153,7 +155,7 @@ class ExpertPipeline:
         if layer in self._pinned:
             self._traffic.look_ahead(calls[0].session, self._foresee(visits))
             for expert, askers in needed.items():
-                weights = self._pinned_pool.weights(self._pinned_slots[expert])
+                weights = self._pinned_pool.weights(self._pinned_slots[expert], expert)
                 for visit in askers:
                     visit.work.run(expert.expert, weights)
         else:
@@ -193,7 +195,7 @@ class ExpertPipeline:
             run_below=below.begin,
         )
         for expert, slot in arrivals:
-            weights = below.weights(expert) if slot is None else self._slabs.weights(slot)
+            weights = below.weights(expert) if slot is None else self._slabs.weights(slot, expert)
             for visit in needed[expert]:
                 visit.work.run(expert.expert, weights)
             if slot is None:
@@ -235,7 +237,7 @@ class ExpertPipeline:
     @property
     def host_bytes(self) -> int:
         """Bytes of experts that were held in host memory at the same time, at most."""
-        return self._host.most * self._layout.expert_bytes if self._host is not None else 0
+        return self._host.most * self._slab_bytes if self._host is not None else 0
 
     def begin_request(self) -> None:
         """Guesses of an earlier request are no longer counted; what is resident stays."""
@@ -277,7 +279,7 @@ class ExpertPipeline:
         )
 
     def _host_tier(self) -> HostTier | None:
-        capacity = self.plan.host.get("expert_copies", 0) // self._layout.expert_bytes
+        capacity = self.plan.host.get("expert_copies", 0) // self._slab_bytes
         if not capacity:
             return None
         pin = self._device.type == "cuda"
@@ -291,10 +293,10 @@ class ExpertPipeline:
             items = [(expert, pool.buffer(slot)) for expert, slot in self._pinned_slots.items()]
             self._store.read_batch(items, paced=False)
             return
-        staging = torch.empty(self._layout.expert_bytes, dtype=torch.uint8)
+        staging = SlabPool(1, self._layout)
         for expert, slot in self._pinned_slots.items():
-            self._store.read_into(expert, staging, paced=False)
-            self._pinned_pool.bytes(slot).copy_(staging)
+            self._store.read_into(expert, staging.bytes(0), paced=False)
+            self._pinned_pool.take(slot, staging, 0, expert)
 
 
 class _RunsBelow:

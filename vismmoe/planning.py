@@ -8,6 +8,7 @@ import torch
 
 from vismmoe.config import ModelConfig, PlanConfig, resolve_model
 from vismmoe.errors import BudgetError
+from vismmoe.experts.places import slack_bytes
 from vismmoe.experts.plan import Machine, MemoryPlan, plan_memory
 from vismmoe.limits import available_memory
 from vismmoe.models.catalogue import default_prefix_layers
@@ -57,7 +58,7 @@ def sizes_of(
     """Bytes of the model's parts in the arithmetic's number format."""
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.compute_dtype, checkpoint.layout, device)
-    return model_bytes(
+    sizes = model_bytes(
         checkpoint,
         image_size=image_size,
         compute_dtype=dtype,
@@ -65,6 +66,7 @@ def sizes_of(
         readers=config.readers,
         streamed_vision=config.vision == "streamed",
     )
+    return replace(sizes, slack_bytes=slack_bytes(checkpoint.layout, packed=device.type != "cpu"))
 
 
 def prefix_layers(checkpoint: Checkpoint, config: ModelConfig) -> int:

@@ -181,7 +181,7 @@ class ExpertRange:
 
 @dataclass(frozen=True)
 class PartShape:
-    """One weight of an expert as it lies on disk; parts follow each other in a slab without gaps."""
+    """One weight of an expert as it lies on disk; parts follow each other in a slab, see experts.places."""
 
     name: str  # in-memory name, e.g. "gate_up_proj"
     shape: tuple[int, ...]  # per expert, as on disk, e.g. (H, 2I) or (2I, H)
@@ -212,3 +212,9 @@ class ModelBytes:
     activation_bytes: int  # the largest moment of vision tower or prefill
     staging_bytes: int  # read buffers and the up-cast of a running expert
     top_k: int  # count
+    slack_bytes: int = 0  # beside each expert in memory: room for reads in whole blocks
+
+    @property
+    def slab_bytes(self) -> int:
+        """One routed expert in memory."""
+        return self.expert_bytes + self.slack_bytes

@@ -18,6 +18,7 @@ from PIL import Image
 from vismmoe.config import EngineConfig, PlanConfig
 from vismmoe.engine import Engine, Request, plan_for
 from vismmoe.errors import BudgetError, CheckpointError, ImageError, UsageError
+from vismmoe.experts import places
 from vismmoe.experts.store import ExpertStore
 from vismmoe.models.checkpoint import open_checkpoint
 from vismmoe.predictors.next_gate import NextGate
@@ -142,6 +143,32 @@ def test_sixteen_bit_arithmetic_changes_no_bit_whichever_way_weights_lie(
     force_plan(slabs=5, pinned_layers=1)
     with guided(config) as engine:
         assert answer(engine, question).same_bits(wanted)
+
+
+@pytest.mark.parametrize("pad", [0, 1, 2, 5, 8, 4093])
+def test_reading_straight_into_place_changes_no_bit_wherever_the_file_s_tensors_begin(
+    checkpoint_copy: Path, question: Request, answer: Any, force_plan: Any, monkeypatch: pytest.MonkeyPatch, pad: int
+) -> None:
+    """As if these experts were large. Pinned, streamed and in the host tier each has the file's own alignment."""
+    monkeypatch.setattr(places, "DIRECT_FROM_BYTES", 1)
+    weights = checkpoint_copy / "model.safetensors"
+    raw = weights.read_bytes()
+    header = int.from_bytes(raw[:8], "little")
+    weights.write_bytes((header + pad).to_bytes(8, "little") + raw[8 : 8 + header] + b" " * pad + raw[8 + header :])
+    config = EngineConfig(model=str(checkpoint_copy), direct_io="on", compute_dtype="bfloat16", readers=2)
+    with Engine.load(config) as engine:
+        wanted = answer(engine, question)
+        size = engine.checkpoint.layout.expert_bytes
+    force_plan(slabs=6, pinned_layers=1, host={"expert_copies": 9 * (size + 4 * places.BLOCK)})
+    with guided(config) as engine:
+        assert answer(engine, question).same_bits(wanted)
+        assert answer(engine, question).same_bits(wanted)
+        pool = engine._pipeline._slabs
+        assert pool.places.slab_bytes > size
+        odd = bool(pad % 2)
+        for expert, ranges in engine.checkpoint.layout.ranges.items():
+            begin = pool.weights(0, expert)["gate_up_proj"].data_ptr() % places.BLOCK
+            assert begin == (0 if odd else ranges[0].offset % places.BLOCK)
 
 
 def test_a_quarter_of_the_way_from_minimum_to_all_resident_changes_no_bit(

@@ -6,18 +6,17 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from vismmoe.errors import CheckpointError
+from vismmoe.experts.places import BLOCK
 
-BLOCK = 4096  # alignment of offset, length and memory that every O_DIRECT file system accepts
 STAGING_BYTES = 4 << 20  # the longest direct read: longer ones gain nothing more
 _PROBE_BYTES = 16 * BLOCK
 _MAX_BUFFERS = 1024  # IOV_MAX on Linux
-_UNSTAGED_BYTES = 64 << 10  # from here on two small reads at the edges cost less than copying what lies between
 
 
 class StagingPool:
@@ -49,7 +48,6 @@ class ExpertFile:
         """Raises CheckpointError when the file is missing or shorter than `needed_bytes`."""
         self.path = path
         self._direct: int | None = None
-        self._anywhere = False  # direct reads may end in memory of any alignment
         try:
             self._buffered = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -87,32 +85,49 @@ class ExpertFile:
             return "this system has no O_DIRECT"
         try:
             self._direct = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | flag)
-            reason = None if self._same_both_ways(offset, staging, 0) else "it returned other bytes than a normal read"
+            reason = None if self._same_both_ways(offset, staging) else "it returned other bytes than a normal read"
         except OSError as error:
             reason = error.strerror or str(error)
         if reason and self._direct is not None:
             os.close(self._direct)
             self._direct = None
-        if self._direct is not None:
-            os.posix_fadvise(self._buffered, 0, 0, os.POSIX_FADV_RANDOM)  # what is read here are edges of one block
-            with suppress(OSError):  # EINVAL: an older kernel, or a device that wants aligned memory
-                self._anywhere = self._same_both_ways(offset, staging, -offset % BLOCK)
         return reason
 
     def read(self, offset: int, buffers: Sequence[memoryview], staging: StagingPool) -> None:
         """Fill the buffers, one after the other, with the bytes that start at `offset`. Raises CheckpointError."""
-        try:
-            if self._direct is None:
-                self._read_plain(self._buffered, offset, buffers)
-            elif _aligned(offset, buffers):
-                self._read_plain(self._direct, offset, buffers)
-            elif self._anywhere and min(map(len, buffers)) >= _UNSTAGED_BYTES:
-                for buffer in buffers:
-                    self._read_unstaged(self._direct, offset, buffer)
-                    offset += len(buffer)
+        with self._told(offset):
+            if self._direct is None or _aligned(offset, buffers):
+                self._read_plain(self._buffered if self._direct is None else self._direct, offset, buffers)
             else:
-                with staging.borrow() as block:
-                    self._read_staged(self._direct, offset, buffers, block)
+                self._read_staged(self._direct, offset, buffers, staging)
+
+    def read_within(self, offset: int, length: int, room: memoryview, at: int, staging: StagingPool) -> None:
+        """Bring `length` bytes from `offset` on to room[at:]; what lies around them in the file may go around them.
+
+        Whole blocks go straight to where room[at:] begins as far into a block of memory as `offset` does into one of
+        the file. Raises CheckpointError.
+        """
+        wanted = room[at : at + length]
+        with self._told(offset):
+            if self._direct is None:
+                self._read_plain(self._buffered, offset, [wanted])
+                return
+            start, stop = offset - offset % BLOCK, -(-(offset + length) // BLOCK) * BLOCK
+            start += BLOCK if at < offset - start else 0  # an edge that there is no room for is read apart
+            stop -= BLOCK if at + stop - offset > len(room) else 0
+            if start >= stop or (_address(room) + at - offset) % BLOCK:
+                self._read_staged(self._direct, offset, [wanted], staging)
+                return
+            end = offset + length
+            self._read_blocks(self._direct, start, room[at + start - offset : at + stop - offset], min(end, stop))
+            for first, last in ((offset, start), (stop, end)):
+                if first < last:
+                    self._read_staged(self._direct, first, [wanted[first - offset : last - offset]], staging)
+
+    @contextmanager
+    def _told(self, offset: int) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise CheckpointError(f"{self.path} cannot be read at byte {offset}: {error.strerror or error}") from error
 
@@ -120,14 +135,13 @@ class ExpertFile:
         state = os.fstat(self._buffered)
         return state.st_size, state.st_mtime_ns
 
-    def _same_both_ways(self, offset: int, staging: StagingPool, shift: int) -> bool:
-        """Whether a direct read into memory that is `shift` bytes off a page's start brings the same bytes."""
+    def _same_both_ways(self, offset: int, staging: StagingPool) -> bool:
+        """Whether a direct read brings the bytes of a normal one."""
         assert self._direct is not None
         start = offset - offset % BLOCK
         with staging.borrow() as block:
-            room = min(_PROBE_BYTES, len(block) - BLOCK)
-            got = os.preadv(self._direct, [block[shift : shift + room]], start)
-            return got > 0 and bytes(block[shift : shift + got]) == os.pread(self._buffered, got, start)
+            got = os.preadv(self._direct, [block[: min(_PROBE_BYTES, len(block))]], start)
+            return got > 0 and bytes(block[:got]) == os.pread(self._buffered, got, start)
 
     def _read_plain(self, fd: int, offset: int, buffers: Sequence[memoryview]) -> None:
         left = list(buffers)
@@ -140,29 +154,31 @@ class ExpertFile:
             if left and fd == self._direct and got % BLOCK:
                 raise self._ended(offset)  # only the end of a file cuts a direct read within a block
 
-    def _read_unstaged(self, fd: int, offset: int, buffer: memoryview) -> None:
-        """Whole blocks straight to their place, the edges through the page cache: nothing large is copied."""
-        end = offset + len(buffer)
-        first, last = -(-offset // BLOCK) * BLOCK, end - end % BLOCK
-        self._read_plain(fd, first, [buffer[first - offset : last - offset]])
-        for start, stop in ((offset, first), (last, end)):
-            if stop > start:
-                self._read_plain(self._buffered, start, [buffer[start - offset : stop - offset]])
-
-    def _read_staged(self, fd: int, offset: int, buffers: Sequence[memoryview], block: memoryview) -> None:
-        """Read whole blocks around the wanted bytes and copy these out."""
-        left, source = list(buffers), np.frombuffer(block, np.uint8)
-        end = offset + sum(len(buffer) for buffer in left)
+    def _read_blocks(self, fd: int, offset: int, memory: memoryview, end: int) -> None:
+        """Whole blocks of the file to whole blocks of memory; they may go beyond the file's end, `end` may not."""
         while offset < end:
-            start = offset - offset % BLOCK
-            want = min(len(block), -(-(end - start) // BLOCK) * BLOCK)
-            got = os.preadv(fd, [block[:want]], start)
-            skip, useful = offset - start, min(start + got, end) - offset
-            if useful <= 0:
-                raise self._ended(offset)
-            _scatter(source[skip : skip + useful], left)
-            left = _after(left, useful)
-            offset += useful
+            got = os.preadv(fd, [memory], offset)
+            if got == 0 or (got % BLOCK and offset + got < end):  # only a file's end cuts a direct read within a block
+                raise self._ended(offset + got)
+            offset += got
+            memory = memory[got:]
+
+    def _read_staged(self, fd: int, offset: int, buffers: Sequence[memoryview], staging: StagingPool) -> None:
+        """Read whole blocks around the wanted bytes and copy these out."""
+        left = list(buffers)
+        end = offset + sum(len(buffer) for buffer in left)
+        with staging.borrow() as block:
+            source = np.frombuffer(block, np.uint8)
+            while offset < end:
+                start = offset - offset % BLOCK
+                want = min(len(block), -(-(end - start) // BLOCK) * BLOCK)
+                got = os.preadv(fd, [block[:want]], start)
+                skip, useful = offset - start, min(start + got, end) - offset
+                if useful <= 0:
+                    raise self._ended(offset)
+                _scatter(source[skip : skip + useful], left)
+                left = _after(left, useful)
+                offset += useful
 
     def _ended(self, offset: int) -> CheckpointError:
         return CheckpointError(f"{self.path} ends at byte {offset}, before its experts do: the file was truncated.")
@@ -171,7 +187,11 @@ class ExpertFile:
 def _aligned(offset: int, buffers: Sequence[memoryview]) -> bool:
     if offset % BLOCK or any(len(buffer) % BLOCK for buffer in buffers):
         return False
-    return all(np.frombuffer(buffer, np.uint8).ctypes.data % BLOCK == 0 for buffer in buffers)
+    return all(_address(buffer) % BLOCK == 0 for buffer in buffers)
+
+
+def _address(buffer: memoryview) -> int:
+    return int(np.frombuffer(buffer, np.uint8).ctypes.data)
 
 
 def _after(buffers: list[memoryview], count: int) -> list[memoryview]:

@@ -24,7 +24,7 @@ class HostTier:
     """Room for `capacity` experts. Any thread may ask; a row that is being filled, read or run is left alone."""
 
     def __init__(self, capacity: int, layout: ExpertLayout, worth: Worth, pin: bool = False) -> None:
-        """pin: in page-locked memory, if it is to be had."""
+        """pin: between disk and GPU: packed as there, and in page-locked memory, if it is to be had."""
         self.capacity = capacity
         self.fallbacks: list[str] = []
         self.most = 0  # experts held at the same time, at most
@@ -45,7 +45,7 @@ class HostTier:
     def offer(self, expert: ExpertId, copy: Callable[[Tensor], None]) -> bool:
         """Keep an expert that leaves the device, if it is worth more than another one here.
 
-        copy: fills (expert_bytes,) uint8 with it; called in the calling thread, only if it is kept.
+        copy: fills (slab_bytes,) uint8 with it; called in the calling thread, only if it is kept.
         """
         worth = self._worth(expert)
         with self._lock:
@@ -72,7 +72,7 @@ class HostTier:
 
     @contextmanager
     def moving_up(self, expert: ExpertId) -> Iterator[Tensor | None]:
-        """(expert_bytes,) uint8 of the expert, which is no longer here after the block; None if it is not here."""
+        """(slab_bytes,) uint8 of the expert, which is no longer here after the block; None if it is not here."""
         row = self._begin(expert)
         done = False
         try:
@@ -85,7 +85,7 @@ class HostTier:
     def run_here(self, expert: ExpertId) -> Mapping[str, Tensor] | None:
         """Weights of the expert where it lies, None if it is not here. stop_running() afterwards."""
         row = self._begin(expert)
-        return None if row is None else self._pool.weights(row)
+        return None if row is None else self._pool.weights(row, expert)
 
     def stop_running(self, expert: ExpertId) -> None:
         """The weights that run_here() gave are not used any more."""
@@ -138,12 +138,12 @@ class HostTier:
     def _allocate(self, capacity: int, layout: ExpertLayout, pin: bool) -> SlabPool:
         if pin:
             try:
-                return SlabPool(capacity, layout, pin=True)
+                return SlabPool(capacity, layout, pin=True, packed=True)
             except RuntimeError as error:  # containers, WSL, a low limit of locked memory
                 reason = str(error).splitlines()[0]
                 self.fallbacks.append(f"Pinned memory is not to be had ({reason}): host copies are pageable.")
         try:
-            return SlabPool(capacity, layout)
+            return SlabPool(capacity, layout, packed=pin)
         except (RuntimeError, MemoryError) as error:
             raise BudgetError(
                 f"--host-memory: {capacity * layout.expert_bytes} bytes for copies of experts cannot be had. Give less."

@@ -106,11 +106,11 @@ def plan_memory(
     _check(sizes, host_budget_bytes, prefix_layers, context_tokens)
     fixed = _fixed_parts(sizes, context_tokens)
     base = sum(fixed.values())
-    layer_bytes = sizes.experts_per_layer * sizes.expert_bytes
+    layer_bytes = sizes.experts_per_layer * sizes.slab_bytes
     everything = base + sizes.moe_layers * layer_bytes
     minimum = base + prefix_layers * layer_bytes
     if prefix_layers < sizes.moe_layers:
-        minimum += sizes.top_k * sizes.expert_bytes
+        minimum += sizes.top_k * sizes.slab_bytes
     budget = everything if device_budget_bytes is None else device_budget_bytes
     if budget < minimum:
         raise BudgetError(_refusal(budget, minimum, everything, fixed, prefix_layers * layer_bytes))
@@ -124,9 +124,9 @@ def plan_memory(
         budget = room
     pinned, slabs = sizes.moe_layers, 0
     if budget < everything:
-        spare = (budget - base) // sizes.expert_bytes - prefix_layers * sizes.experts_per_layer
+        spare = (budget - base) // sizes.slab_bytes - prefix_layers * sizes.experts_per_layer
         pinned, slabs = _divide(sizes, spare, prefix_layers)
-    planned = fixed | {"pinned_experts": pinned * layer_bytes, "slabs": slabs * sizes.expert_bytes}
+    planned = fixed | {"pinned_experts": pinned * layer_bytes, "slabs": slabs * sizes.slab_bytes}
     cycle = sizes.top_k * (sizes.moe_layers - pinned)
     copies, left = _host_copies(sizes, pinned, slabs, host_budget_bytes)
     return MemoryPlan(
@@ -175,7 +175,7 @@ def _divide(sizes: ModelBytes, spare: int, prefix_layers: int) -> tuple[int, int
 
 def _cut_host(host_bytes: int, sizes: ModelBytes, machine: Machine, minimum: int) -> tuple[int, tuple[str, ...]]:
     """Host budget that there is, and a warning if less than asked for. The device's minimum goes first."""
-    host_bytes = min(host_bytes, sizes.moe_layers * sizes.experts_per_layer * sizes.expert_bytes)
+    host_bytes = min(host_bytes, sizes.moe_layers * sizes.experts_per_layer * sizes.slab_bytes)
     room = machine.host_bytes
     if machine.shared_bytes is not None:
         room = max(0, machine.shared_bytes - minimum)
@@ -205,14 +205,14 @@ def _host_copies(sizes: ModelBytes, pinned_layers: int, slabs: int, host_budget_
     What lies in a slab has no copy, so that more copies than the other experts would stay empty.
     """
     offloaded = (sizes.moe_layers - pinned_layers) * sizes.experts_per_layer
-    copies = min(max(0, offloaded - slabs), host_budget_bytes // sizes.expert_bytes)
-    return copies * sizes.expert_bytes, (offloaded - copies) * sizes.expert_bytes
+    copies = min(max(0, offloaded - slabs), host_budget_bytes // sizes.slab_bytes)
+    return copies * sizes.slab_bytes, (offloaded - copies) * sizes.expert_bytes
 
 
 def _warnings(slabs: int, cycle: int, budget: int, sizes: ModelBytes) -> tuple[str, ...]:
     if slabs >= cycle:
         return ()
-    missing = (cycle - slabs) * sizes.expert_bytes
+    missing = (cycle - slabs) * sizes.slab_bytes
     return (
         f"{slabs} slabs are fewer than the {cycle} experts that one token may need in the deeper layers, so little is "
         f"found again in the next token; about {_bytes(missing)} more --device-memory (now {_bytes(budget)}) would do.",

@@ -18,17 +18,21 @@ import torch
 from vismmoe.errors import CheckpointError
 from vismmoe.experts.files import ExpertFile, StagingPool
 from vismmoe.experts.pace import Pace
+from vismmoe.experts.places import DIRECT_FROM_BYTES, Places
 from vismmoe.types import ExpertId, ExpertLayout
 
 DirectIO = Literal["auto", "on", "off"]
-# Below this the time of a read is its latency, not its length, and the page cache does better than the disk itself.
-_DIRECT_FROM_BYTES = 256 << 10
 
 
 class _Piece(NamedTuple):
+    """One range of an expert: where it comes from and, in bytes from its slab's start, where it goes to."""
+
     file: int  # index into the open files
     offset: int
     length: int
+    start: int
+    first: int  # what lies around it in the file may go to slab[first:last]
+    last: int
 
 
 class _Read(NamedTuple):
@@ -54,8 +58,13 @@ class ExpertStore:
         self._sums: dict[ExpertId, int] = {}
         self._staging = StagingPool(layout.expert_bytes)
         number = {path: index for index, path in enumerate(files)}
+        places = Places.in_host_memory(layout)
+        self._in_place = bool(places.shifts)
         self._pieces = {
-            expert: tuple(_Piece(number[r.file], r.offset, r.length) for r in ranges)
+            expert: tuple(
+                _Piece(number[p.range.file], p.range.offset, p.range.length, p.start, p.first, p.last)
+                for p in places.pieces(expert, ranges)
+            )
             for expert, ranges in layout.ranges.items()
         }
 
@@ -71,7 +80,7 @@ class ExpertStore:
         try:
             for path, needed in sorted(_needed_bytes(layout).items()):
                 files[path] = ExpertFile(path, needed)
-            direct = direct_io == "on" or (direct_io == "auto" and layout.expert_bytes >= _DIRECT_FROM_BYTES)
+            direct = direct_io == "on" or (direct_io == "auto" and layout.expert_bytes >= DIRECT_FROM_BYTES)
             fallbacks = _turn_direct_on(files, layout) if direct else []
         except BaseException:
             for file in files.values():
@@ -85,11 +94,11 @@ class ExpertStore:
         return all(file.direct for file in self._files)
 
     def read_into(self, expert: ExpertId, slab: torch.Tensor, paced: bool = True) -> None:
-        """Fill the slab, (expert_bytes,) uint8 on the CPU. Raises CheckpointError."""
+        """Fill the slab, (slab_bytes,) uint8 on the CPU, as Places.in_host_memory says. Raises CheckpointError."""
         self.read_batch([(expert, slab.numpy().data)], paced)
 
     def read_batch(self, items: Sequence[tuple[ExpertId, memoryview]], paced: bool = True) -> None:
-        """The same for several experts: what lies side by side in a file is read at one go."""
+        """The same for several experts: of small ones, what lies side by side in a file is read at one go."""
         began = time.perf_counter()
         self._read(items)
         for expert, slab in items:
@@ -109,6 +118,12 @@ class ExpertStore:
         self.close()
 
     def _read(self, items: Sequence[tuple[ExpertId, memoryview]]) -> None:
+        if self._in_place:
+            for expert, slab in items:
+                for piece in self._pieces[expert]:
+                    room, at = slab[piece.first : piece.last], piece.start - piece.first
+                    self._files[piece.file].read_within(piece.offset, piece.length, room, at, self._staging)
+            return
         reads = [read for expert, slab in items for read in self._reads(expert, slab)]
         reads.sort(key=lambda read: read[:2])
         for run in _runs(reads):
@@ -116,7 +131,7 @@ class ExpertStore:
 
     def _verify(self, expert: ExpertId, slab: memoryview) -> None:
         files = [self._files[number] for number in dict.fromkeys(piece.file for piece in self._pieces[expert])]
-        expected, found = self._sums.get(expert), _sum(slab)
+        expected, found = self._sums.get(expert), self._sum(expert, slab)
         if expected is None:
             for file in files:
                 if file.changed:
@@ -124,22 +139,23 @@ class ExpertStore:
             self._sums[expert] = found
         elif found != expected:
             self._read([(expert, slab)])  # once more: what the bus or the drive garbled is right the second time
-            if _sum(slab) != expected:
+            if self._sum(expert, slab) != expected:
                 raise CheckpointError(
                     f"Expert {expert.expert} of layer {expert.layer} has other bytes than when it was read first: "
                     f"{' or '.join(str(file.path) for file in files)} was changed or is damaged. Fetch it again."
                 )
 
+    def _sum(self, expert: ExpertId, slab: memoryview) -> int:
+        return sum(_sum(read.buffer) for read in self._reads(expert, slab))
+
     def _reads(self, expert: ExpertId, slab: memoryview) -> Iterator[_Read]:
-        start = 0
         for piece in self._pieces[expert]:
-            yield _Read(piece.file, piece.offset, slab[start : start + piece.length])
-            start += piece.length
+            yield _Read(piece.file, piece.offset, slab[piece.start : piece.start + piece.length])
 
 
-def _sum(slab: memoryview) -> int:
+def _sum(held: memoryview) -> int:
     """A change of any one bit changes it."""
-    data = np.frombuffer(slab, np.uint8)
+    data = np.frombuffer(held, np.uint8)
     whole = len(data) - len(data) % 8
     return int(np.add.reduce(data[:whole].view(np.uint64))) ^ int(np.add.reduce(data[whole:], dtype=np.uint64))
 

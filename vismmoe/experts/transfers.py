@@ -333,12 +333,12 @@ class CudaTransfers(CpuTransfers):
             return
         stage = self._borrow()
         try:
-            self._store.read_batch([(t.expert, stage.rows[i]) for i, t in enumerate(batch)])
+            self._store.read_batch([(t.expert, stage.rows.buffer(i)) for i, t in enumerate(batch)])
             with torch.cuda.stream(self._copies):
                 for row, ticket in enumerate(batch):
                     if ticket.event is not None:
                         self._copies.wait_event(ticket.event)
-                    self._slabs.bytes(ticket.slot).copy_(stage.memory[row], non_blocking=True)
+                    self._slabs.take(ticket.slot, stage.rows, row, ticket.expert)
                 filled = self._copies.record_event()
             for ticket in batch:
                 ticket.event = filled
@@ -357,15 +357,15 @@ class CudaTransfers(CpuTransfers):
         return stage
 
     def _new_stage(self) -> _Stage:
-        shape = (self._batch, self._slabs.expert_bytes)
+        layout = self._slabs.layout
         if self._pin:
             try:
-                return _Stage(torch.empty(shape, dtype=torch.uint8, pin_memory=True))
+                return _Stage(SlabPool(self._batch, layout, pin=True))
             except RuntimeError as error:  # containers, WSL, a low limit of locked memory
                 self._pin = False
                 reason = str(error).splitlines()[0]
                 self.fallbacks.append(f"Pinned memory is not to be had ({reason}): staging is pageable.")
-        return _Stage(torch.empty(shape, dtype=torch.uint8))
+        return _Stage(SlabPool(self._batch, layout))
 
     def _before_overwrite(self, ticket: Ticket) -> None:
         ticket.event = torch.cuda.current_stream(self._device).record_event()
@@ -381,7 +381,6 @@ class CudaTransfers(CpuTransfers):
 class _Stage:
     """A staging buffer, one row an expert, and the last copy out of it."""
 
-    def __init__(self, memory: torch.Tensor) -> None:
-        self.memory = memory
-        self.rows = [memoryview(row.numpy()) for row in memory]
+    def __init__(self, rows: SlabPool) -> None:
+        self.rows = rows
         self.busy: torch.cuda.Event | None = None

@@ -48,6 +48,7 @@ def models(draw: st.DrawFn) -> tuple[ModelBytes, int]:
         activation_bytes=draw(some),
         staging_bytes=draw(some),
         top_k=draw(st.integers(1, experts)),
+        slack_bytes=draw(st.integers(0, 50)),
     )
     return sizes, draw(st.integers(0, layers))
 
@@ -60,13 +61,14 @@ def test_planned_parts_add_up_and_never_exceed_the_budget(
     least = plan(sizes, None, prefix, context).minimum_bytes
     made = plan(sizes, least + extra, prefix, context, host)
     assert made.planned_bytes <= made.budget_bytes == least + extra
-    assert made.planned["pinned_experts"] == made.pinned_layers * sizes.experts_per_layer * sizes.expert_bytes
-    assert made.planned["slabs"] == made.slabs * sizes.expert_bytes
+    assert made.planned["pinned_experts"] == made.pinned_layers * sizes.experts_per_layer * sizes.slab_bytes
+    assert made.planned["slabs"] == made.slabs * sizes.slab_bytes
     assert made.planned["kv"] == context * sizes.kv_bytes_per_token
     assert prefix <= made.pinned_layers <= sizes.moe_layers
     # What lies nowhere on the device lies below it, each expert once.
-    offloaded = (sizes.moe_layers - made.pinned_layers) * sizes.experts_per_layer * sizes.expert_bytes
-    assert made.host["expert_copies"] + made.disk["experts"] == offloaded
+    offloaded = (sizes.moe_layers - made.pinned_layers) * sizes.experts_per_layer
+    copies, left = made.host["expert_copies"] / sizes.slab_bytes, made.disk["experts"] / sizes.expert_bytes
+    assert copies + left == offloaded
     assert made.host["expert_copies"] <= host
 
 
