@@ -85,9 +85,9 @@ def test_dropping_tokens_equals_hiding_them_from_the_deeper_layers(
     kept: list[Tensor] = []
     seen = Engine._report
 
-    def spy(self: Engine, session: Any, *rest: Any) -> Any:
-        kept.append(session.kept())
-        return seen(self, session, *rest)
+    def spy(self: Engine, asked: Any, *rest: Any) -> Any:
+        kept.append(asked.session.kept())
+        return seen(self, asked, *rest)
 
     monkeypatch.setattr(Engine, "_report", spy)
     with engine() as held:
