@@ -21,6 +21,16 @@ from vismmoe.predictors.features import advance_history
 from vismmoe.types import AheadDemand, Compressor, LayerState, ModelSpec, Phase, VisualTokens
 
 
+@dataclass(frozen=True)
+class Past:
+    """Earlier turns of a conversation, as this turn finds them in the cache."""
+
+    tokens: int = 0  # in the layers that see everything
+    kept: Tensor | None = None  # (C,) int64 ascending positions of those that deeper layers hold; None: all of them
+    visual: int = 0  # visual tokens among them
+    kept_visual: int = 0
+
+
 @dataclass
 class Clock:
     """Milliseconds of one request by what they were spent on; vision and compress are not part of prefill."""
@@ -63,13 +73,15 @@ class Session:
         compressor: Compressor | None,
         prefix: Sequence[int],
         device: torch.device,
+        past: Past = Past(),
         foresee: Callable[[int, Tensor], AheadDemand] | None = None,
     ) -> None:
         """keep_count: visual tokens that the layers after `prefix` (MoE layers) see; compressor None keeps all.
         foresee: from the last prefix layer and its visual states (N, H) to what deeper layers would be asked."""
         self.spec = spec
         self.prompt = prompt
-        self.prompt_tokens = prompt.tokens
+        self.past = past
+        self.known_tokens = past.tokens + prompt.tokens
         self.prompt_inputs = prompt.inputs
         self.notes: tuple[str, ...] = ()  # what was left out of the images
         self.keep_count = keep_count
@@ -93,6 +105,7 @@ class Session:
         self._saliency: Tensor | None = None
         self._choices: dict[int, tuple[Tensor, Tensor]] = {}
         self._kept: Tensor | None = None
+        self._held = None if past.kept is None else self._with_past(torch.arange(prompt.tokens, device=device))
         self._kept_visual: Tensor | None = None
 
     @property
@@ -137,6 +150,7 @@ class Session:
         seen = text.clone()
         seen[self._visual[chosen]] = True
         self._kept = seen.nonzero().squeeze(-1)
+        self._held = self._with_past(self._kept)
         self._kept_visual = chosen
         self._deep_visual = (~text[self._kept]).nonzero().squeeze(-1)
         if len(chosen):
@@ -145,6 +159,15 @@ class Session:
 
     def kept(self) -> Tensor | None:
         return self._kept
+
+    def held(self) -> Tensor | None:
+        return self._held
+
+    def _with_past(self, rows: Tensor) -> Tensor:
+        """(C,) positions in the conversation: what deeper layers hold of the past, then `rows` of this turn."""
+        kept = self.past.kept
+        before = torch.arange(self.past.tokens, device=rows.device) if kept is None else kept.to(rows.device)
+        return torch.cat((before, rows + self.past.tokens))
 
     def kept_visual(self) -> Tensor | None:
         return self._kept_visual

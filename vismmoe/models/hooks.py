@@ -22,7 +22,7 @@ class Observer(Protocol):
     """What a request's Session offers to the hooks."""
 
     wants_saliency: bool
-    prompt_tokens: int
+    known_tokens: int  # of earlier turns and of this one's prompt: those among which some may be dropped
     prompt_inputs: Mapping[str, Tensor]  # what the processor made of the request
 
     def begin_vision(self) -> None: ...
@@ -38,7 +38,10 @@ class Observer(Protocol):
         """The prefix has run: decide on the kept tokens, once a request."""
 
     def kept(self) -> Tensor | None:
-        """(M,) int64 ascending prompt positions that deeper layers see; None: all of them."""
+        """(M,) int64 ascending rows of this turn's prompt that deeper layers see; None: all of them."""
+
+    def held(self) -> Tensor | None:
+        """(C,) int64 ascending: which of the known tokens deeper layers have keys of; None: of all of them."""
 
     def kept_visual(self) -> Tensor | None:
         """(K,) int64 ascending indices of the kept ones among the visual tokens."""
@@ -121,13 +124,14 @@ class StackHooks:
                 return None
             if index == self._boundary:
                 session.compress()
-            kept = session.kept()
-            if kept is None:
+            held = session.held()
+            if held is None:
                 return None
             hidden = args[0] if args else kwargs.pop("hidden_states")
-            if index == self._boundary and hidden.shape[1] > 1:
+            kept = session.kept() if kwargs["position_embeddings"][0].shape[1] > 1 else None
+            if index == self._boundary and kept is not None:
                 hidden = hidden[:, kept]
-            return (hidden, *args[1:]), pruned_kwargs(kwargs, kept, session.prompt_tokens)
+            return (hidden, *args[1:]), pruned_kwargs(kwargs, kept, held, session.known_tokens)
 
         return hook
 
@@ -151,24 +155,24 @@ def submodule(model: nn.Module, path: str) -> nn.Module:
     return found  # type: ignore[no-any-return]
 
 
-def pruned_kwargs(kwargs: dict[str, Any], kept: Tensor, prompt_tokens: int) -> dict[str, Any]:
+def pruned_kwargs(kwargs: dict[str, Any], kept: Tensor | None, held: Tensor, known: int) -> dict[str, Any]:
     """The layer's keyword arguments for the kept tokens: rotary (cos, sin) (1, T, d), positions (1, T), mask.
 
-    A decoded token keeps its own; only the mask's columns, one per cached token, are fewer.
+    kept: rows of this forward that are left, None in decode; held: which of the first `known` cached tokens have keys
+    in this layer: the mask has one column for each of them and for each later token.
     """
     out = dict(kwargs)
-    cos, sin = kwargs["position_embeddings"]
-    prefill = cos.shape[1] > 1
-    if prefill:
+    if kept is not None:
+        cos, sin = kwargs["position_embeddings"]
         out["position_embeddings"] = (cos[:, kept], sin[:, kept])
         if kwargs.get("position_ids") is not None:
             out["position_ids"] = kwargs["position_ids"][..., kept]  # (1, T), or (3, 1, T) for time, row and column
     mask = kwargs.get("attention_mask")
     if mask is not None and mask.dim() == 2:  # (1, cached tokens): layers with a running state
-        out["attention_mask"] = torch.cat((mask[:, kept], mask[:, prompt_tokens:]), dim=-1) if prefill else mask
+        out["attention_mask"] = mask if kept is None else torch.cat((mask[:, held], mask[:, known:]), dim=-1)
     elif mask is not None:
-        rows = mask[:, :, kept] if prefill else mask
-        out["attention_mask"] = torch.cat((rows[..., kept], rows[..., prompt_tokens:]), dim=-1)
+        rows = mask if kept is None else mask[:, :, kept]
+        out["attention_mask"] = torch.cat((rows[..., held], rows[..., known:]), dim=-1)
     return out
 
 

@@ -23,7 +23,7 @@ def kwargs(rows: int, columns: int, mask: bool) -> dict[str, object]:
 
 
 def test_prefill_takes_the_kept_rows_of_everything() -> None:
-    told = pruned_kwargs(kwargs(6, 6, mask=True), KEPT, prompt_tokens=6)
+    told = pruned_kwargs(kwargs(6, 6, mask=True), KEPT, KEPT, known=6)
     cos, sin = told["position_embeddings"]
     assert cos.flatten().tolist() == [0, 2, 5]
     assert sin.flatten().tolist() == [100, 102, 105]
@@ -34,14 +34,21 @@ def test_prefill_takes_the_kept_rows_of_everything() -> None:
 
 def test_decode_keeps_its_own_row_and_loses_dropped_columns_only() -> None:
     held = kwargs(1, 8, mask=True)
-    told = pruned_kwargs(held, KEPT, prompt_tokens=6)
+    told = pruned_kwargs(held, None, KEPT, known=6)
     assert told["position_embeddings"] is held["position_embeddings"]
     assert told["position_ids"].tolist() == [[0]]
     assert told["attention_mask"].tolist() == [[[[0, 2, 5, 6, 7]]]]
 
 
+def test_a_later_turn_takes_its_own_rows_and_the_columns_that_earlier_ones_left() -> None:
+    held = torch.tensor([0, 3, 4, 6])  # of 4 earlier tokens 0 and 3; of 3 new ones the rows 0 and 2
+    told = pruned_kwargs(kwargs(3, 7, mask=True), torch.tensor([0, 2]), held, known=7)
+    assert told["position_embeddings"][0].flatten().tolist() == [0, 2]
+    assert told["attention_mask"].tolist() == [[[[0, 3, 4, 6], [14, 17, 18, 20]]]]
+
+
 def test_no_mask_stays_no_mask() -> None:
-    assert pruned_kwargs(kwargs(6, 6, mask=False), KEPT, prompt_tokens=6)["attention_mask"] is None
+    assert pruned_kwargs(kwargs(6, 6, mask=False), KEPT, KEPT, known=6)["attention_mask"] is None
 
 
 def test_deepstack_reaches_the_kept_visual_rows_only() -> None:
