@@ -22,6 +22,7 @@ from torch import Tensor
 
 from vismmoe.errors import ArtifactError
 from vismmoe.types import ModelSpec
+from vismmoe.untrusted import read_json, spec_from_json
 
 SCHEMA = "vismmoe-predictor"
 VERSION = 1
@@ -155,21 +156,17 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
             raise _refused(folder, f"its {MANIFEST} is larger than {MAX_MANIFEST_BYTES} bytes")
-        manifest = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
+        manifest = read_json(path)
     except OSError as error:
         raise _refused(folder, f"its {MANIFEST} cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError):
-        raise _refused(folder, f"its {MANIFEST} is not JSON") from None
+    except ValueError as error:
+        raise _refused(folder, f"its {MANIFEST} is not JSON ({error})") from None
     if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
         raise _refused(folder, f"its {MANIFEST} does not say schema {SCHEMA!r}; `vismmoe train` writes such folders")
     if manifest.get("version") != VERSION:
         raise _refused(folder, f"it has version {manifest.get('version')!r}, this release reads {VERSION}: train again")
     _check_manifest(folder, manifest)
     return manifest
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(name)
 
 
 def _check_manifest(folder: Path, manifest: dict[str, Any]) -> None:
@@ -186,7 +183,7 @@ def _check_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def _read_file(folder: Path, name: str, told: Any) -> bytes:
-    if Path(name).name != name or name.startswith(".") or Path(name).suffix not in _SUFFIXES:
+    if Path(name).name != name or not name.isprintable() or name[:1] == "." or Path(name).suffix not in _SUFFIXES:
         raise _refused(folder, f"its manifest names a file {name!r}, which is outside the folder or of a strange kind")
     if not isinstance(told, dict) or set(told) != {"sha256", "bytes"}:
         raise _refused(folder, f"its manifest gives no checksum and size for {name!r}")
@@ -208,17 +205,7 @@ def _digest(data: bytes) -> str:
 
 
 def _spec_of(folder: Path, value: dict[str, Any]) -> ModelSpec:
-    fields = ModelSpec.__dataclass_fields__
-    layers = value.get("moe_layers")
-    whole = set(fields) - {"family", "fingerprint", "moe_layers"}
-    sound = (
-        set(value) == set(fields)
-        and all(isinstance(value[name], str) for name in ("family", "fingerprint"))
-        and all(type(value[name]) is int and value[name] > 0 for name in whole)
-        and isinstance(layers, list)
-        and all(type(layer) is int and 0 <= layer < value["num_layers"] for layer in layers)
-        and layers == sorted(set(layers)) != []
-    )
-    if not sound:
-        raise _refused(folder, "its description of the model is incomplete or makes no sense")
-    return ModelSpec(**{**value, "moe_layers": tuple(layers or ())})
+    try:
+        return spec_from_json(value)
+    except ValueError as error:
+        raise _refused(folder, str(error)) from None

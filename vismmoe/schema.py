@@ -32,7 +32,11 @@ class Within:
     above: bool = False
 
     def __contains__(self, value: float) -> bool:
-        if not math.isfinite(value) or (self.high is not None and value > self.high):
+        try:
+            finite = math.isfinite(value)
+        except OverflowError:  # a whole number beyond every float
+            return False
+        if not finite or (self.high is not None and value > self.high):
             return False
         return self.low is None or (value > self.low if self.above else value >= self.low)
 
@@ -101,7 +105,7 @@ class Option:
                 # An unset shell variable, most often; as a path it would mean the working folder.
                 raise UsageError(f"{self.flag} ({self.name} in a config) is empty: name {_article(self.unit)}.")
             if self.within is not None and number is not None and number not in self.within:
-                raise UsageError(f"{self.flag} ({self.name} in a config) must be {self.within}, not {number}.")
+                raise UsageError(f"{self.flag} ({self.name} in a config) must be {self.within}, not {shown(number)}.")
 
     def _one(self, value: object, source: str) -> Any:
         if self.unit == PIXELS.name:
@@ -121,29 +125,43 @@ class Option:
             return value
         if self.kind in (int, float) and isinstance(value, (str, int, float)) and not isinstance(value, bool):
             return self._number(value, source)
-        raise UsageError(f"{source} must be {self.wanted}, not {value!r}.")
+        raise UsageError(f"{source} must be {self.wanted}, not {shown(value)}.")
 
     def _choice(self, value: object, source: str) -> str:
+        if not isinstance(value, (str, bool, int, float)):
+            raise UsageError(f"{source} must be one of {', '.join(self.choices)}, not {shown(value)}.")
         # YAML reads a bare `on` or `off` as a truth value.
         word = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
         if word not in self.choices:
-            raise UsageError(
-                f"{source} must be one of {', '.join(self.choices)}, not {word!r}.{did_you_mean(word, self.choices)}"
-            )
+            near = did_you_mean(word, self.choices)
+            raise UsageError(f"{source} must be one of {', '.join(self.choices)}, not {shown(word)}.{near}")
         return word
 
     def _number(self, value: str | int | float, source: str) -> int | float:
         try:
             number: int | float = self.kind(value)
         except (ValueError, OverflowError):
-            raise UsageError(f"{source} must be {self.wanted}, not {value!r}.") from None
+            raise UsageError(f"{source} must be {self.wanted}, not {shown(value)}.") from None
         if self.kind is int and isinstance(value, float) and value != number:
-            raise UsageError(f"{source} must be {self.wanted}, not {value!r}.")
+            raise UsageError(f"{source} must be {self.wanted}, not {shown(value)}.")
         return number
 
     @property
     def wanted(self) -> str:
         return {str: "text", int: "a whole number", float: "a number", bool: "true or false"}[self.kind]
+
+
+def shown(value: object) -> str:
+    """`value` as a message may show it: a file may hold a list that is longer than the universe."""
+    if isinstance(value, (list, tuple, dict, set)):
+        return f"a {type(value).__name__} of {len(value)}" if value else f"an empty {type(value).__name__}"
+    if isinstance(value, int) and value.bit_length() > 256:
+        return "a number of more than 77 digits"
+    return shortened(repr(value))
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= 120 else f"{text[:120]}…"
 
 
 def _article(unit: str) -> str:
@@ -156,7 +174,7 @@ def _pixels(value: object, source: str) -> tuple[int, int]:
     try:
         width, height = (int(side) for side in typing.cast(Iterable[Any], sides))
     except (TypeError, ValueError):
-        raise UsageError(f"{source} must be width and height in pixels like 640x480, not {value!r}.") from None
+        raise UsageError(f"{source} must be width and height in pixels like 640x480, not {shown(value)}.") from None
     if width < 1 or height < 1:
         raise UsageError(f"{source} must be at least 1x1, not {width}x{height}.")
     return width, height
@@ -238,5 +256,5 @@ def _owner(config: type, field: str) -> type:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """' Did you mean …?' with the nearest known name, or nothing when none is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(word[:120], list(known), n=1, cutoff=0.5)
     return f" Did you mean {near[0]}?" if near else ""

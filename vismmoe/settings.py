@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from vismmoe.config import Config
 from vismmoe.errors import UsageError
-from vismmoe.schema import did_you_mean, options
+from vismmoe.schema import did_you_mean, options, shortened, shown
 
 C = TypeVar("C", bound=Config)
 SHARED = "commands"  # key of a file that is written for several commands: each takes the settings that it has
@@ -46,9 +46,8 @@ def read_yaml(file: str | Path, config: type[Config]) -> dict[str, Any]:
         if key == SHARED or (key not in known and key in others):
             continue
         if key not in known:
-            raise UsageError(
-                f"{file}: unknown key {key!r}.{did_you_mean(str(key), known)} Known keys: {', '.join(sorted(known))}."
-            )
+            near = did_you_mean(str(key), known)
+            raise UsageError(f"{file}: unknown key {shown(key)}.{near} Known keys: {', '.join(sorted(known))}.")
         if key in values:
             raise UsageError(f"{file}: the key {key!r} stands there twice; keep one.")
         values[key] = known[key].read(value, f"{file}: {key}")
@@ -61,8 +60,11 @@ def _shared_with(pairs: Iterable[tuple[Any, Any]], config: type[Config], file: s
     if named is None:
         return set()
     commands = {found.__name__.removesuffix("Config").lower(): found for found in _commands(Config)}
-    if not isinstance(named, list) or not all(name in commands for name in named):
-        raise UsageError(f"{file}: {SHARED} must be a list of commands, such as [collect, train], not {named!r}.")
+    listed = named if isinstance(named, list) else [named]
+    strange = [name for name in listed if not isinstance(name, str) or name not in commands]
+    if strange or listed is not named:
+        told = shown(strange[0] if strange else named)
+        raise UsageError(f"{file}: {SHARED} must be a list of commands, such as [collect, train], not of {told}.")
     if config not in [commands[name] for name in named]:
         raise UsageError(f"{file} is written for {', '.join(named)} and for no other command.")
     return {option.name for name in named for option in options(commands[name])}
@@ -83,14 +85,18 @@ def _load(file: Path) -> list[tuple[Any, Any]]:
 
     try:
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        if "\0" in str(file):
+            reason = "no file has such a name"
         raise UsageError(f"The config file {file} cannot be read: {reason}.") from None
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"{file} is not valid YAML: {' '.join(str(error).split())}.") from None
+    except RecursionError:
+        raise UsageError(f"{file} is nested too deeply: write `key: value` lines.") from None
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:  # a date without such a day, a huge number
+        raise UsageError(f"{file} is not valid YAML: {shortened(' '.join(str(error).split()))}.") from None
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode) or not isinstance(values, dict):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from vismmoe.errors import CorpusError
 from vismmoe.types import ModelSpec, RequestRecord, RoutingRecord
+from vismmoe.untrusted import parse_json
 
 Shard = tuple[dict[str, Tensor], list[dict[str, Any]]]  # tensors, items
 _HALF_MAX = 65504.0  # largest float16; norms of some checkpoints carry huge channels
@@ -63,6 +64,8 @@ def concatenate(parts: Sequence[Shard]) -> Shard:
 
 
 def read_shard(shard: Path, spec: ModelSpec, window: int) -> Shard:
+    if shard.exists() and not shard.is_file():
+        raise _damaged(shard, "it is no regular file")
     requests = items_of(shard)
     try:
         with safe_open(shard, framework="pt") as file:
@@ -76,18 +79,29 @@ def read_shard(shard: Path, spec: ModelSpec, window: int) -> Shard:
 def items_of(shard: Path) -> list[dict[str, Any]]:
     try:
         with safe_open(shard, framework="pt") as file:
-            requests = json.loads((file.metadata() or {})["requests"])
+            requests = parse_json((file.metadata() or {})["requests"])
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise _damaged(shard, str(error)) from None
-    if not isinstance(requests, list) or not all(isinstance(r, dict) and set(r) == {*_REQUEST_KEYS} for r in requests):
+    if not isinstance(requests, list) or not all(map(_is_request, requests)):
         raise _damaged(shard, "its list of items has another form")
     return requests
+
+
+def _is_request(told: Any) -> bool:
+    return (
+        isinstance(told, dict)
+        and set(told) == {*_REQUEST_KEYS}
+        and all(isinstance(told[key], str) for key in _REQUEST_KEYS[:3])
+        and all(type(told[key]) is int and told[key] >= 0 for key in _REQUEST_KEYS[3:])
+    )
 
 
 def _check_shard(shard: Path, tensors: dict[str, Tensor], requests: int, spec: ModelSpec, window: int) -> None:
     like = _empty(spec, window)
     if set(tensors) != set(like):
         raise _damaged(shard, f"it holds {', '.join(sorted(set(tensors) ^ set(like)))} too much or too little")
+    if any(tensor.dim() != like[name].dim() for name, tensor in tensors.items()):
+        raise _damaged(shard, "a tensor has too many or too few dimensions")
     rows, prefill = len(tensors["request"]), int((tensors["step"] == 0).sum())
     for name, tensor in tensors.items():
         length = {"retained_mean": prefill, "visual_summary": requests}.get(name, rows)
@@ -97,6 +111,10 @@ def _check_shard(shard: Path, tensors: dict[str, Tensor], requests: int, spec: M
     in_range = rows == 0 or (int(tensors["request"].min()) >= 0 and int(tensors["request"].max()) < requests)
     if not known or not in_range:
         raise _damaged(shard, "it names a layer or an item that does not exist")
+    if any(not tensor.isfinite().all() for tensor in tensors.values() if tensor.is_floating_point()):
+        raise _damaged(shard, "it holds numbers that are not finite")
+    if rows and min(int(tensors["step"].min()), int(tensors["counts"].min())) < 0:
+        raise _damaged(shard, "it holds a negative step or count")
 
 
 def _empty(spec: ModelSpec, window: int) -> dict[str, Tensor]:

@@ -21,9 +21,11 @@ from torch import Tensor
 from vismmoe.errors import CorpusError
 from vismmoe.shard import Shard, concatenate, encode, items_of, pack, read_shard
 from vismmoe.types import ModelSpec, RequestRecord, RoutingRecord
+from vismmoe.untrusted import read_json, spec_from_json
 
 SCHEMA = "vismmoe-routing-log"
 VERSION = 1
+MAX_WINDOW = 1024
 MAX_PENDING_BYTES = 256 * 1024**2  # a shard is written at this size even if few items are in it
 _HEADER = "header.json"
 
@@ -51,11 +53,27 @@ class TraceHeader:
                 f"{where} has version {value.get('version')!r}, this release reads {VERSION}: collect the logs again."
             )
         try:
-            spec = ModelSpec(**{**value["spec"], "moe_layers": tuple(value["spec"]["moe_layers"])})
+            spec = spec_from_json(value.get("spec"))
             rest = {key: value[key] for key in ("keep_ratio", "compressor", "window", "settings")}
-            return cls(spec=spec, **rest)
-        except (KeyError, TypeError) as error:
-            raise CorpusError(f"{where} is incomplete or has surplus keys ({error}): collect the logs again.") from None
+        except (KeyError, ValueError) as error:
+            raise CorpusError(f"{where} is incomplete ({error}): collect the logs again.") from None
+        header = cls(spec=spec, **rest)
+        if not header.makes_sense():
+            raise CorpusError(f"{where} holds settings that make no sense: collect the logs again.")
+        return header
+
+    def makes_sense(self) -> bool:
+        """Whether every value is of its kind and within its range, as a file's may not be."""
+        prefix = self.settings.get("prefix_layers", 0) if isinstance(self.settings, dict) else None
+        return (
+            isinstance(self.keep_ratio, (int, float))
+            and 0 < self.keep_ratio <= 1
+            and isinstance(self.compressor, str)
+            and type(self.window) is int
+            and 0 <= self.window <= MAX_WINDOW
+            and type(prefix) is int
+            and 0 <= prefix <= len(self.spec.moe_layers)
+        )
 
 
 @dataclass(frozen=True)
@@ -151,11 +169,11 @@ def read_header(folder: Path) -> TraceHeader:
     """The header of a folder. CorpusError when there is none or it is damaged."""
     path = folder / _HEADER
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CorpusError(f"{folder} holds no routing logs: {_HEADER} cannot be read ({error.strerror}).") from None
-    except ValueError:
-        raise CorpusError(f"{path} is damaged: it is not JSON.") from None
+        if not path.exists():
+            raise CorpusError(f"{folder} holds no routing logs: there is no {_HEADER}; `vismmoe collect` writes them.")
+        value = read_json(path)
+    except ValueError as error:
+        raise CorpusError(f"{path} is damaged: {error}.") from None
     return TraceHeader.from_json(value, path)
 
 
@@ -176,6 +194,10 @@ def read_traces(folders: Iterable[str | Path]) -> TraceSet:
     shards = [(path, read_shard(shard, header.spec, header.window)) for path in paths for shard in _shards(path)]
     if not shards:
         raise CorpusError(f"{paths[0]} holds no shard of routing logs: let `vismmoe collect` finish one.")
+    for path in paths:
+        names = [told["item"] for held, (_, requests) in shards if held == path for told in requests]
+        if len(set(names)) < len(names):
+            raise CorpusError(f"{path} holds an item twice: a shard was copied, or two runs wrote to it at once.")
     corpora = tuple(path.name for path, (_, requests) in shards for _ in requests)
     return _as_trace_set(concatenate([shard for _, shard in shards]), header, corpora)
 

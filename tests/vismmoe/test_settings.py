@@ -152,3 +152,40 @@ def test_a_shared_file_is_read_as_strictly_as_any(tmp_path: Path) -> None:
     file.write_text("commands: [train, dance]\n")
     with pytest.raises(UsageError, match="dance"):
         read_yaml(file, TrainConfig)
+
+
+LAUGH = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "context: " + "[" * 100_000 + "]" * 100_000,
+        "context: 2001-99-99",
+        "context: " + "9" * 6000,
+        "context: 0x" + "f" * 10_000,
+        "commands: &x [*x]",
+        "context: &x [*x]",
+        LAUGH + "context: *a8",
+        LAUGH + "device: *a8",
+        LAUGH + "commands: *a8",
+        "context: !!python/object/apply:os.system ['true']",
+        "? [1, 2]\n: 3",
+        "context: 1\0",
+    ],
+    ids=[
+        "deep", "no such day", "long number", "long hexadecimal", "circle", "circle in a value", "a billion laughs",
+        "laughs for a choice", "laughs for commands", "python", "a list as key", "a zero byte",
+    ],
+)  # fmt: skip
+def test_a_hostile_file_is_refused_in_a_short_sentence(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        build(PlanConfig, [write(tmp_path, text)])
+    assert len(str(refused.value)) < 2000
+
+
+def test_a_name_that_no_file_can_have_is_refused() -> None:
+    with pytest.raises(UsageError, match="no file has such a name"):
+        build(PlanConfig, ["a\0b"])

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from vismmoe.errors import CorpusError
 from vismmoe.trace import TraceHeader, TraceSet, TraceWriter, read_header, read_traces
@@ -206,6 +210,79 @@ def test_a_wrong_header_is_refused_in_a_sentence(tmp_path: Path, text: str, told
     (tmp_path / "header.json").write_text(text)
     with pytest.raises(CorpusError, match=told):
         read_header(tmp_path)
+
+
+def change_header(folder: Path, **changes: Any) -> None:
+    header = json.loads((folder / "header.json").read_text())
+    (folder / "header.json").write_text(json.dumps({**header, **changes}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"keep_ratio": float("nan")}, {"keep_ratio": 0}, {"compressor": [1]}, {"window": "2"}, {"window": 10**12},
+        {"settings": [1]}, {"settings": {"prefix_layers": "x"}}, {"settings": {"prefix_layers": 10**9}}, {"spec": [1]},
+        {"spec": {**asdict(SPEC), "hidden_size": 10**15}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_header_of_values_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = write(tmp_path / "logs", "a")
+    change_header(folder, **change)
+    with pytest.raises(CorpusError, match=r"header\.json"):
+        read_traces([folder])
+
+
+def rewrite(folder: Path, *, items: str | None = None, **tensors: Any) -> None:
+    """Change the tensors (functions of what they were) or the list of items of the first shard."""
+    file = folder / "shard-00000.safetensors"
+    with safe_open(file, framework="pt") as held:
+        told, old = held.metadata()["requests"], {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118
+    new = {name: tensors[name](value) if name in tensors else value for name, value in old.items()}
+    save_file(new, file, metadata={"requests": items or told})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"items": "[" * 200_000},
+        {"items": '[{"item": [1]}]'},
+        {"request": lambda held: torch.tensor(1, dtype=torch.int32)},
+        {"gate_mass": lambda held: held * float("nan")},
+        {"token": lambda held: held * float("inf")},
+        {"counts": lambda held: -held - 1},
+        {"step": lambda held: held - 1},
+    ],
+    ids=["deep", "item that is a list", "scalar", "nan", "infinity", "negative counts", "negative steps"],
+)
+def test_a_shard_of_values_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = write(tmp_path / "logs", "a", "b")
+    rewrite(folder, **change)
+    with pytest.raises(CorpusError, match=r"shard-00000.*is damaged"):
+        read_traces([folder])
+
+
+@pytest.mark.parametrize("cut", [0, 4, 8, 20, 300, 900])
+def test_a_shard_cut_anywhere_is_refused_in_a_sentence(tmp_path: Path, cut: int) -> None:
+    shard = write(tmp_path / "logs", "a") / "shard-00000.safetensors"
+    shard.write_bytes(shard.read_bytes()[:cut])
+    with pytest.raises(CorpusError, match=r"shard-00000.*is damaged"):
+        read_traces([tmp_path / "logs"])
+
+
+def test_a_pipe_in_place_of_a_shard_is_not_waited_for(tmp_path: Path) -> None:
+    shard = write(tmp_path / "logs", "a") / "shard-00000.safetensors"
+    shard.unlink()
+    os.mkfifo(shard)
+    with pytest.raises(CorpusError, match="no regular file"):
+        read_traces([tmp_path / "logs"])
+
+
+def test_a_copied_shard_does_not_count_twice(tmp_path: Path) -> None:
+    folder = write(tmp_path / "logs", "a")
+    shutil.copy(folder / "shard-00000.safetensors", folder / "shard-00007.safetensors")
+    with pytest.raises(CorpusError, match="an item twice"):
+        read_traces([folder])
 
 
 def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ end was measured in this run.
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import sys
 import time
@@ -179,7 +180,7 @@ def as_command(name: str, config: Config) -> str:
         value = getattr(config, field.name)
         if value != field.default:
             words += [flags[field.name].flag, *map(str, value if isinstance(value, tuple) else (value,))]
-    return " ".join(words)
+    return shlex.join(words)
 
 
 def _recalls(trained: TrainSummary) -> str:

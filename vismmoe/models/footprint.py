@@ -5,7 +5,6 @@ Activations are an upper estimate of what is alive at once, written down term by
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass
@@ -13,13 +12,16 @@ from typing import Any
 
 import torch
 
+from vismmoe.errors import CheckpointError
 from vismmoe.models.checkpoint import Checkpoint
 from vismmoe.models.saliency import BLOCK_BYTES
 from vismmoe.models.skeleton import named_class
 from vismmoe.models.tower import held_bytes, streamed_names
 from vismmoe.types import ModelBytes
+from vismmoe.untrusted import read_json
 
 PAGE_BYTES = 4096
+MAX_EDGE = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,20 @@ def image_limits(checkpoint: Checkpoint) -> ImageLimits:
     for name, key in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
         file = checkpoint.folder / name
         try:
-            found = json.loads(file.read_text()) if file.is_file() else {}
-        except (OSError, ValueError):
+            found = read_json(file) if file.is_file() else {}
+        except ValueError:
             continue  # loading the processor will say what is wrong
-        found = found.get(key) if key is not None else found
-        size = (found or {}).get("size") or size
+        found = found.get(key) if key is not None and isinstance(found, dict) else found
+        size = (found.get("size") if isinstance(found, dict) else None) or size
+    edges = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280} | (size if isinstance(size, dict) else {})
+    least, most = (edges[name] for name in ("shortest_edge", "longest_edge"))
+    if not all(isinstance(edge, (int, float)) and 0 < edge < MAX_EDGE for edge in (least, most)):
+        raise CheckpointError(f"{checkpoint.folder}: its processor limits pictures to {least!r} to {most!r} pixels")
     return ImageLimits(
         patch=_side(vision, "patch_size", 14),
         merge=_side(vision, "spatial_merge_size", 1),
-        least_pixels=int(size.get("shortest_edge", 56 * 56)),
-        most_pixels=int(size.get("longest_edge", 28 * 28 * 1280)),
+        least_pixels=int(least),
+        most_pixels=int(most),
     )
 
 

@@ -5,7 +5,6 @@ Format: 8 bytes little-endian header length, JSON header, data. Offsets in the J
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import struct
@@ -16,6 +15,7 @@ from pathlib import Path
 import torch
 
 from vismmoe.errors import CheckpointError
+from vismmoe.untrusted import parse_json, read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -93,7 +93,7 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size + 1
             if length > min(size - 8, MAX_HEADER_BYTES):
                 raise CheckpointError(f"{file} is no whole safetensors file: its header would take {length} bytes")
-            header = json.loads(handle.read(length))
+            header = parse_json(handle.read(length))
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read ({error})") from None
     except ValueError as error:
@@ -111,7 +111,7 @@ def _entry(name: str, value: object, file: Path, start: int, size: int) -> Tenso
         shape = tuple(int(side) for side in value["shape"])
         first, last = (int(edge) for edge in value["data_offsets"])
         kind = str(value["dtype"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise CheckpointError(f"{file}: the header's entry for {name} is damaged") from None
     dtype = DTYPES.get(kind)
     if dtype is None:
@@ -138,12 +138,14 @@ def _single(folder: Path) -> Path:
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        weight_map = json.loads(index.read_text())["weight_map"]
+        weight_map = read_json(index)["weight_map"]
         pairs = {str(tensor): str(file) for tensor, file in weight_map.items()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{index} cannot be used ({error!r})") from None
+    except ValueError as error:
+        raise CheckpointError(f"{index} cannot be used ({error})") from None
+    except (KeyError, AttributeError, TypeError):
+        raise CheckpointError(f"{index} cannot be used (it has no weight_map from tensors to files)") from None
     for file in set(pairs.values()):
-        if Path(file).name != file:  # never outside the folder
+        if Path(file).name != file or not file.isprintable():  # never outside the folder
             raise CheckpointError(f"{index} names the file {file!r}, which is not a plain name in its folder")
         if not (index.parent / file).is_file():
             raise CheckpointError(f"{index} names {file}, which is missing in {index.parent}")

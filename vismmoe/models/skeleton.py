@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from torch import nn
 
 from vismmoe.errors import CheckpointError
 from vismmoe.models.catalogue import Family, family_of
+from vismmoe.untrusted import read_json
 
 UNSET = -7  # in integer buffers until they are computed
 
@@ -27,9 +27,9 @@ def read_config(folder: Path) -> tuple[Any, Family, dict[str, Any]]:
     if not file.is_file():
         raise CheckpointError(f"{folder} is no model folder: it has no config.json")
     try:
-        raw = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read ({error})") from None
+        raw = read_json(file, infinite=True)
+    except ValueError as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
     if not isinstance(raw, dict):
         raise CheckpointError(f"{file} is not a JSON object")
     family = family_of(raw.get("model_type"))
