@@ -11,12 +11,17 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from vismmoe.bench.replay import replay_of
 from vismmoe.config import CollectConfig, EngineConfig, TrainConfig
 from vismmoe.engine import Engine, Request
 from vismmoe.predictors import build_predictor
+from vismmoe.session import Session
 from vismmoe.simulate.foresight import LearnedForesight, LoggedGate
 from vismmoe.trace import TraceHeader, TraceWriter, read_traces
+from vismmoe.types import LayerState
 from vismmoe_deploy.resolve import resolve
 from vismmoe_training.collect import collect
 from vismmoe_training.train import train
@@ -50,11 +55,23 @@ def write_replay(work: Path, model: str, corpus: Path, layers: int, tokens: int,
     traces = read_traces([talk])
     learned = build_predictor(resolve(str(artifact), None, traces.header.spec).artifact)
     partial = file.with_suffix(".partial")
-    replay_of(traces, layers, tokens, {"predictor": LearnedForesight(learned), "next-gate": LoggedGate(WINDOW)}).save(
-        partial
-    )
+    foresights = {"predictor": LearnedForesight(learned), "next-gate": LoggedGate(WINDOW)}
+    replay_of(traces, layers, tokens, foresights, _prefill(model, first_scene(corpus))).save(partial)
     partial.replace(file)
     return file
+
+
+def _prefill(model: str, scene: Scene) -> Tensor:
+    """(MoE layers, T, k) what each token of the first prompt chose."""
+    chosen: list[Tensor] = []
+
+    def note(session: Session, state: LayerState, index: Tensor, weights: Tensor) -> None:
+        if state.phase == "prefill":
+            chosen.append(index.cpu().clone())
+
+    with Engine.load(EngineConfig(model=model, device="cpu")) as engine:
+        engine.watch(Request((scene.image,), scene.prompt, 1), note)
+    return torch.stack(chosen)
 
 
 def _predictor(work: Path, model: str, corpus: Path, images: int, epochs: int) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from vismmoe.experts.cache import ExpertCache
 from vismmoe.experts.transfers import Ticket, Transfers
-from vismmoe.prefetch import Prefetcher
+from vismmoe.guesses import Guesses
 from vismmoe.session import Asker
 from vismmoe.types import ExpertId
 
@@ -21,7 +21,7 @@ class LayerDemand:
         lasting: Collection[ExpertId],
         cache: ExpertCache,
         transfers: Transfers,
-        prefetcher: Prefetcher,
+        guesses: Guesses,
         run_below: Callable[[ExpertId], bool] = lambda _: False,
     ) -> None:
         """Counts the accesses, holds what is resident and starts as many reads as slabs allow.
@@ -35,7 +35,7 @@ class LayerDemand:
         self._lasting = lasting
         self._cache = cache
         self._transfers = transfers
-        self._prefetcher = prefetcher
+        self._guesses = guesses
         self._run_below = run_below
         self._below: deque[ExpertId] = deque()
         self._ready: deque[tuple[ExpertId, int]] = deque()
@@ -55,13 +55,32 @@ class LayerDemand:
             if self._ready:
                 expert, slot = self._ready.popleft()
             elif self._coming:
-                expert, slot = self._wait(self._coming.popleft())
+                expert, slot = self._wait(self._next_arrival())
             else:  # the cache promises a slab when nothing is held; never spin
                 raise RuntimeError(f"no slab can be freed for {self._waiting[0]} of {self._cache.slabs}")
             yield expert, slot
             if self._waiting:
                 self._cache.release((expert,))
                 self._start_reads()
+
+    @property
+    def served(self) -> bool:
+        """Whether every needed expert has a slab, or had one."""
+        return not self._waiting
+
+    def let_pass(self, expert: ExpertId) -> None:
+        """It has run: unless it is to last, its slab may be had at once, first by what still waits for one."""
+        if expert not in self._lasting:
+            self._cache.release((expert,))
+            self._start_reads()
+
+    def _next_arrival(self) -> Ticket:
+        """One that is there, else the one that was ordered first."""
+        for place, ticket in enumerate(self._coming):
+            if ticket.done:
+                del self._coming[place]
+                return ticket
+        return self._coming.popleft()
 
     def _access(self, expert: ExpertId) -> None:
         first, *others = self._needed[expert]
@@ -82,7 +101,7 @@ class LayerDemand:
             self._waiting.append(expert)
             return
         counting.hits += 1
-        self._prefetcher.used(first, expert)
+        self._guesses.used(first, expert)
         ticket = self._transfers.ticket(expert)
         if ticket is None:
             self._ready.append((expert, slot))
@@ -97,7 +116,7 @@ class LayerDemand:
             placement = self._cache.require(expert, expert not in self._lasting)
             if placement is None:
                 break
-            self._prefetcher.evicted(placement.evicted)
+            self._guesses.evicted(placement.evicted)
             placed.append((self._waiting.popleft(), placement.slot))
         if placed:
             self._coming.extend(self._transfers.demand_batch(placed))
@@ -111,5 +130,5 @@ class LayerDemand:
             raise
         first = self._needed[ticket.expert][0]
         first.counting.stall_ms += (self._transfers.now() - started) * 1e3
-        self._prefetcher.landed(first, ticket)
+        self._guesses.landed(first, ticket)
         return ticket.expert, ticket.slot

@@ -168,11 +168,13 @@ class Engine:
         processor = load_processor(checkpoint.folder, checkpoint.family)
         peak = ResidentPeak()  # code that is imported and the processor are no part of the model
         streamed = streamed_names(checkpoint) if config.vision == "streamed" else frozenset()
-        model = load_model(checkpoint, device=device, dtype=dtype, leave=streamed)
         pipeline = ExpertPipeline(
             checkpoint.spec, checkpoint.layout, plan, _options(config), device=device, dtype=dtype, predictor=predictor
         )
         try:
+            if config.disk_rate is None:  # a disk that is slowed down is so for requests, not for loading
+                pipeline.read_ahead(context_tokens)  # slabs fill while the rest of the model is read
+            model = load_model(checkpoint, device=device, dtype=dtype, leave=streamed)
             load_ms = (time.perf_counter() - started) * 1e3
             return cls(config, checkpoint, plan, pipeline, model, processor, (predictor, origin), sizes, peak, load_ms)
         except BaseException:
@@ -350,7 +352,7 @@ class Engine:
         self, asked: Sequence[_Asked], on_text: OnText | None, recorder: Watcher | None
     ) -> list[tuple[list[int], float]]:
         """For each: the ids of the answer's tokens, and when the last one was there."""
-        self._pipeline.begin_request()
+        self._pipeline.begin_request(sum(each.session.prompt.tokens for each in asked))
         self._pipeline.watcher = recorder
         try:
             if len(asked) == 1:

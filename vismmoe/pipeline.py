@@ -24,11 +24,12 @@ from vismmoe.experts.store import DirectIO, ExpertStore
 from vismmoe.experts.transfers import CpuTransfers, CudaTransfers
 from vismmoe.hybrid import Costs, Hybrid, measure
 from vismmoe.models.arithmetic import Demand, LayerSum, read_demand
-from vismmoe.prefetch import Foreseen, Prefetcher
+from vismmoe.prefetch import Foreseen
 from vismmoe.session import Session
 from vismmoe.traffic import ExpertTraffic
 from vismmoe.types import ExpertId, ExpertLayout, LayerState, ModelSpec, Predictor
 from vismmoe.watchdog import Watchdog
+from vismmoe.working_set import room_for_working_set, working_set
 
 Watcher = Callable[[Session, LayerState, Tensor, Tensor], None]  # recording: after a router, with indices and weights
 
@@ -65,7 +66,7 @@ class Visit:
     state: LayerState
     demand: Demand
     work: LayerSum
-    last: Sequence[ExpertId]  # in a prefill: experts of its last token
+    lasting: Sequence[ExpertId]  # in a prefill: experts that decode is likely to want
 
 
 class ExpertPipeline:
@@ -110,7 +111,7 @@ class ExpertPipeline:
     def replan(self, plan: MemoryPlan) -> None:
         """Begin anew under another plan: what is resident is read again. After an error only close() is left."""
         self._transfers.close()
-        del self._pinned_pool, self._slabs, self._host, self._cache, self._transfers, self._prefetcher, self._traffic
+        del self._pinned_pool, self._slabs, self._host, self._cache, self._transfers, self._traffic
         self.plan = plan
         self._place()
 
@@ -153,7 +154,7 @@ class ExpertPipeline:
         visits = [self._visit(layer, call) for call in calls]
         needed = visitors(visits)
         if layer in self._pinned:
-            self._traffic.look_ahead(calls[0].session, self._foresee(visits))
+            self._traffic.look_ahead(calls[0].session, layer, len(needed), lambda: self._foresee(visits))
             for expert, askers in needed.items():
                 weights = self._pinned_pool.weights(self._pinned_slots[expert], expert)
                 for visit in askers:
@@ -175,15 +176,18 @@ class ExpertPipeline:
         if self.watcher is not None:
             self.watcher(call.session, state, call.top_k_index, call.top_k_weights)
         prefill = state.phase == "prefill"  # decode needs no second look at the router's choice
-        last = [ExpertId(layer, expert) for expert in call.top_k_index[-1].tolist()] if prefill else []
-        return Visit(call.session, state, demand, work, last)
+        lasting: list[ExpertId] = []
+        if prefill and layer not in self._pinned:
+            rows = call.session.visual_rows(layer)
+            lasting = [ExpertId(layer, expert) for expert in working_set(call.top_k_index, rows, self._room)]
+        return Visit(call.session, state, demand, work, lasting)
 
     def _run_streamed(self, visits: Sequence[Visit], needed: Mapping[ExpertId, Sequence[Visit]]) -> None:
         lead = visits[0].session
         sessions = {expert: [visit.session for visit in askers] for expert, askers in needed.items()}
         lasting: Collection[ExpertId] = needed
-        if lead.phase == "prefill":  # decode begins where the last tokens end
-            lasting = {expert for visit in visits for expert in visit.last}
+        if lead.phase == "prefill":
+            lasting = {expert for visit in visits for expert in visit.lasting}
         below = _RunsBelow(self._host, self._costs, tokens_of(visits))
         arrivals = self._traffic.arrivals(
             visits[0].state.layer,
@@ -203,7 +207,7 @@ class ExpertPipeline:
 
     def _foresee(self, visits: Sequence[Visit]) -> Foreseen:
         """Of several requests: every expert that one of them foresees, by its highest priority."""
-        first, *others = (self._prefetcher.foresee(visit.session, visit.state) for visit in visits)
+        first, *others = (self._traffic.foresee(visit.session, visit.state) for visit in visits)
         if not others:
             return first
         merged = dict(first)
@@ -239,9 +243,14 @@ class ExpertPipeline:
         """Bytes of experts that were held in host memory at the same time, at most."""
         return self._host.most * self._slab_bytes if self._host is not None else 0
 
-    def begin_request(self) -> None:
-        """Guesses of an earlier request are no longer counted; what is resident stays."""
-        self._prefetcher.begin_request()
+    def begin_request(self, tokens: int) -> None:
+        """A prompt of so many tokens begins: guesses of an earlier one are not counted, what is resident stays."""
+        self._traffic.begin_request()
+        self.read_ahead(tokens)
+
+    def read_ahead(self, tokens: int) -> None:
+        """Begin to read what a prompt of so many tokens needs first, if it needs nearly all of a layer."""
+        self._traffic.read_ahead(tokens)
 
     def recover(self) -> None:
         """After a forward that ended in an error: forget the cache, which may hold half of a layer."""
@@ -259,23 +268,19 @@ class ExpertPipeline:
         """An empty cache and idle readers."""
         kind = CudaTransfers if self._device.type == "cuda" else CpuTransfers
         self._cache = ExpertCache(self.plan.slabs, reserve=self.spec.top_k, policy=get_policy(self._options.eviction))
+        deep = len(self.spec.moe_layers) - self.plan.pinned_layers
+        self._room = room_for_working_set(self._cache, deep, self.spec.top_k)
         self._transfers = kind(self._store, self._slabs, self._options.readers, self._host)
-        self._prefetcher = Prefetcher(
+        self._traffic = ExpertTraffic(
             self.spec,
             self.plan.pinned_layers,
-            self._predictor,
+            self._cache,
+            self._transfers,
             self._watchdog,
-            self._cache,
-            self._transfers,
-            self._layout.expert_bytes,
+            expert_bytes=self._layout.expert_bytes,
+            predictor=self._predictor,
+            read_ahead=self._options.prefetch,
             below=self._host if self._host is not None and self._costs.cheaper_on_cpu(1) else (),
-        )
-        self._traffic = ExpertTraffic(
-            self._cache,
-            self._transfers,
-            self._prefetcher,
-            first_layer=self.spec.moe_layers[0],
-            cycle_slabs=self.plan.cycle_slabs,
         )
 
     def _host_tier(self) -> HostTier | None:

@@ -147,8 +147,8 @@ def test_only_deeper_layers_within_the_window_are_foreseen(build: Any, checkpoin
     oracle.wanted = {layer: [7] for layer in range(LAYERS)}
     pipeline, session = build(slabs=40, pinned=2, predictor=oracle, lookahead_top=2), session_of(checkpoint)
     foreseen: list[set[ExpertId]] = []
-    original = pipeline._prefetcher.foresee
-    pipeline._prefetcher.foresee = lambda s, state: foreseen.append(dict(original(s, state))) or foreseen[-1]
+    original = pipeline._traffic.foresee
+    pipeline._traffic.foresee = lambda s, state: foreseen.append(dict(original(s, state))) or foreseen[-1]
     forward(pipeline, session, same_for_all_layers(0, 1, 2, 3))
     forward(pipeline, session, same_for_all_layers(0, 1, 2, 3))
     decode = foreseen[LAYERS:]
@@ -173,7 +173,7 @@ def test_guesses_of_an_earlier_request_are_not_counted_in_the_next(build: Any, c
     oracle.wanted = {layer: [9] for layer in range(LAYERS)}
     forward(pipeline, before, same_for_all_layers(0, 1, 2, 3))
     oracle.wanted = {}
-    pipeline.begin_request()
+    pipeline.begin_request(1)
     forward(pipeline, after, same_for_all_layers(9, 0, 1, 2))
     assert before.counters["prefill"].prefetched_used == 0
     assert (after.counters["prefill"].prefetched, after.counters["prefill"].prefetched_used) == (0, 0)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vismmoe.bench.replay import Replay, ReplayedPredictor, spread
+from vismmoe.bench.replay import Replay, ReplayedPredictor, respread
 from vismmoe.models.catalogue import Family
 
 _IO = Path("/proc/self/io")
@@ -57,7 +57,7 @@ class ReplayedRouters:
                     self._predictor.step = self._step
             logits, weights, _ = output
             if self._step == 0:
-                chosen = spread(self._replay.prefill_counts[row], len(logits), weights.shape[-1])
+                chosen = respread(self._replay.prefill[row], len(logits), weights.shape[-1], logits.shape[-1])
                 return logits, torch.full_like(weights, 1 / weights.shape[-1]), chosen.to(logits.device)
             place = min(self._step, self._replay.steps - 1) - 1
             shares = self._replay.weights[place, row].to(weights)

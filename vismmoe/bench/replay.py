@@ -29,7 +29,7 @@ _SCORES = "scores."
 class Replay:
     """S forwards, a prefill first, through N MoE layers of E experts, k a token."""
 
-    prefill_counts: Tensor  # (N, E) int64 tokens that chose each expert
+    prefill: Tensor  # (N, T, k) int64 choices of each token of the prefill
     experts: Tensor  # (S - 1, N, k) int64 choices of each decoded token
     weights: Tensor  # (S - 1, N, k) float32 their gate weights
     scores: Mapping[str, Tensor]  # predictor's name -> (S, N, W, E) float32
@@ -41,8 +41,8 @@ class Replay:
     def visits(self) -> list[list[tuple[int, int]]]:
         """(layer's rank, expert) that each visit of a layer needs, in the order in which they run."""
         prefill = [
-            [(row, expert) for expert in counts.nonzero().flatten().tolist()]
-            for row, counts in enumerate(self.prefill_counts)
+            [(row, expert) for expert in chosen.unique().tolist()]  # ascending
+            for row, chosen in enumerate(self.prefill)
         ]
         decode = [
             [(row, expert) for expert in sorted(chosen.tolist())]
@@ -52,7 +52,7 @@ class Replay:
         return prefill + decode
 
     def save(self, path: Path) -> None:
-        tensors = {"prefill_counts": self.prefill_counts, "experts": self.experts, "weights": self.weights}
+        tensors = {"prefill": self.prefill, "experts": self.experts, "weights": self.weights}
         tensors |= {_SCORES + name: scores for name, scores in self.scores.items()}
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
@@ -64,10 +64,17 @@ class Replay:
         return cls(**held, scores=scores)
 
 
-def replay_of(traces: TraceSet, layers: int, steps: int, foresights: Mapping[str, Foresight]) -> Replay:
+def replay_of(
+    traces: TraceSet,
+    layers: int,
+    steps: int,
+    foresights: Mapping[str, Foresight],
+    prefill: Tensor | None = None,
+) -> Replay:
     """The first `layers` MoE layers and `steps` forwards of the logs; foresights: what is asked at each place.
 
-    CorpusError when the logs have fewer layers or fewer decoded tokens.
+    prefill: (N or more, T, k) choices of the first request's prefill. Logs only count them; without it the counts are
+    dealt out over the tokens. CorpusError when the logs have fewer layers or fewer decoded tokens.
     """
     rank = {layer: row for row, layer in enumerate(traces.header.spec.moe_layers[:layers])}
     if len(rank) < layers:
@@ -83,8 +90,12 @@ def replay_of(traces: TraceSet, layers: int, steps: int, foresights: Mapping[str
     if len(kept) < steps * layers:
         raise CorpusError(f"The logs hold {len(kept) // layers - 1} decoded tokens; {steps - 1} are to be replayed.")
     kept = kept[: steps * layers]
+    if prefill is None:
+        top_k = traces.header.spec.top_k
+        counts = [traces.counts[row.number].long() for row, _ in kept[:layers]]
+        prefill = torch.stack([spread(each, int(each.sum()) // top_k, top_k) for each in counts])
     return Replay(
-        prefill_counts=torch.stack([traces.counts[row.number] for row, _ in kept[:layers]]).long(),
+        prefill=prefill[:layers],
         experts=_choices([row for row, _ in kept[layers:]], layers),
         weights=_shares(traces, [row for row, _ in kept[layers:]], layers),
         scores={
@@ -121,6 +132,13 @@ def spread(counts: Tensor, tokens: int, top_k: int) -> Tensor:
     counts = _scaled(counts, tokens, top_k)
     listed = torch.repeat_interleave(torch.arange(len(counts)), counts)  # an expert's run is `tokens` long at the most
     return listed.view(top_k, tokens).T.contiguous()
+
+
+def respread(chosen: Tensor, tokens: int, top_k: int, experts: int) -> Tensor:
+    """The prefill's choices for (tokens, top_k) of them: as they are where that fits, else dealt out anew."""
+    if chosen.shape == (tokens, top_k):
+        return chosen
+    return spread(torch.bincount(chosen.flatten(), minlength=experts), tokens, top_k)
 
 
 def _scaled(counts: Tensor, tokens: int, top_k: int) -> Tensor:

@@ -3,9 +3,9 @@
 A resident expert is Required, Speculative or Expired. Expired ones are evicted first, in the order of a policy
 (vismmoe.experts.policies). Four things go beyond the paper: demand may take a guess's slab, and in the end that of an
 expert which only a forecast protects, since a cache of few slabs would wait for ever otherwise; guesses never take the
-slab of what this very step demanded; a forecast counts half each time its layer passes without a use, so that old
-praise fades; and what a prefill asks for just once *passes through*: it takes few slabs, leaves before all others and
-counts as no use, so that a prefill larger than the slabs does not wash decode's working set out of them.
+slab of what this very step demanded and may want again; a forecast counts half each time its layer passes without a
+use, so that old praise fades; and what a prefill asks for just once *passes through*: it takes few slabs, leaves before
+all others and counts as no use, so that a prefill larger than the slabs does not wash decode's working set out of them.
 """
 
 from __future__ import annotations
@@ -126,18 +126,21 @@ class ExpertCache:
 
     # ---- forecast
 
-    def speculate(self, expert: ExpertId, priority: float, passing: bool = False) -> Placement | None:
+    def speculate(
+        self, expert: ExpertId, priority: float, passing: bool = False, chance: float | None = None
+    ) -> Placement | None:
         """Give a guess a slab; it is Speculative and in flight afterwards. passing: it is foreseen for a prefill.
 
         None when it is resident already, when as many guesses as allowed are in flight, or when nobody leaves: only
         experts that expired in an earlier step do, and guesses of strictly lower priority that nothing protects.
+        chance: that the guess is right; whoever is as likely to be used when its own layer runs does not leave for it.
         """
         if expert in self._residents or self._airborne >= self._airborne_limit:
             return None
         victim = None
         if not self._free:
             victim = self._order.for_guess(priority, passing and self._passing >= self.passage)
-            if victim is None:
+            if victim is None or (chance is not None and self._is_as_likely(victim, chance)):
                 return None
         resident, evicted = self._place(expert, victim, priority, passing)
         resident.guess = resident.airborne = True
@@ -220,6 +223,11 @@ class ExpertCache:
         """How often it was used, old uses faded: comparable between experts, resident or not."""
         return self._uses.get(expert, _NEVER).frequency
 
+    def chance(self, expert: ExpertId) -> float:
+        """Share of its layer's visits that used it, of late; 0 for what was never used."""
+        visits = self._visits.get(expert.layer, 0)
+        return self._uses.get(expert, _NEVER).chance(visits) if visits else 0.0
+
     def residents(self) -> tuple[ExpertId, ...]:
         """All experts that have a slab, those in flight included."""
         return tuple(self._residents)
@@ -239,6 +247,10 @@ class ExpertCache:
             if victim is not None or any(r.passing and r.held for r in self._layers[layer]):
                 return victim  # or none: the next wave waits for this one
         return self._order.for_demand() or self._least_protected()
+
+    def _is_as_likely(self, resident: Resident, chance: float) -> bool:
+        """Whether an expert that would leave for a guess is as likely to be needed as that."""
+        return not (resident.passing or resident.guess) and self.chance(resident.expert) >= chance
 
     def _hold(self, resident: Resident, passing: bool) -> None:
         resident.held = True

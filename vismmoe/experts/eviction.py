@@ -62,7 +62,7 @@ class EvictionOrder:
     def __init__(self, slabs: int, policy: EvictionPolicy) -> None:
         self._limit = 4 * slabs + 64
         self._policy = policy
-        self._earlier: list[_Place] = []  # expired, last demanded in an earlier step
+        self._earlier: list[_Place] = []  # expired, last demanded in an earlier step, or passing through
         self._current: list[_Place] = []  # expired, demanded in this step: speculation keeps its hands off them
         self._guesses: list[_Place] = []
         self._step = 0
@@ -117,7 +117,8 @@ class EvictionOrder:
     def _heap_of(self, resident: Resident) -> list[_Place]:
         if resident.guess:
             return self._guesses
-        return self._current if resident.demanded == self._step else self._earlier
+        # What passes through has run and nobody wants it again: a guess may have its slab at once.
+        return self._current if resident.demanded == self._step and not resident.passing else self._earlier
 
 
 def _first(heap: list[_Place]) -> _Place | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from vismmoe.simulate.replay import Setting, simulate
 from vismmoe.talk import table
 from vismmoe.trace import TraceHeader, TraceSet, TraceWriter, read_traces
 from vismmoe.types import ExpertId, LayerState
+from vismmoe.working_set import working_set
 
-LastTokens = Mapping[tuple[int, int], Collection[int]]
+WorkingSets = Mapping[tuple[int, int], Sequence[int]]
 FRACTIONS = (0.1, 0.3, 0.6)  # of the way from the least memory that runs to everything resident
 
 
@@ -62,7 +63,7 @@ def compare_with_runtime(
     """
     resident = replace(config, device="cpu", device_memory=None, disk_rate=None)
     with Engine.load(resident) as engine:
-        traces, last = record(engine, requests), last_tokens(engine, requests)
+        traces, sets = record(engine, requests), working_sets(engine, requests)
         profile = _with_reads(measured_profile(engine, requests, "this machine"), engine, config)
         gate = NextGate(engine.spec, engine.routers, engine.router_norms, WINDOW)
         resident_ms = forward_ms(engine, requests)
@@ -70,7 +71,7 @@ def compare_with_runtime(
     for guide in (None, gate):
         books_s = access_cost(budget(resident, fractions[0]), requests, resident_ms, guide)
         charged = replace(profile, access_ms=books_s * 1e3)
-        found += [_compare(budget(config, share), requests, traces, last, charged, guide) for share in fractions]
+        found += [_compare(budget(config, share), requests, traces, sets, charged, guide) for share in fractions]
     return found
 
 
@@ -108,13 +109,15 @@ def record(engine: Engine, requests: Sequence[Request]) -> TraceSet:
         return read_traces([folder])
 
 
-def last_tokens(engine: Engine, requests: Sequence[Request]) -> LastTokens:
-    """(request, decoder layer) -> the experts of the last token of its prefill."""
+def working_sets(engine: Engine, requests: Sequence[Request]) -> WorkingSets:
+    """(request, decoder layer) -> the experts of its prefill that decode is likely to want, the likeliest first."""
     found: dict[tuple[int, int], list[int]] = {}
     for number, request in enumerate(requests):
 
         def note(session: Session, state: LayerState, index: Tensor, weights: Tensor, number: int = number) -> None:
-            found.setdefault((number, state.layer), index[-1].tolist())  # the prefill comes first
+            if state.phase == "prefill":
+                rows = session.visual_rows(state.layer)
+                found[number, state.layer] = working_set(index, rows, engine.spec.num_experts)
 
         engine.watch(request, note)
     return found
@@ -132,13 +135,13 @@ def _compare(
     config: EngineConfig,
     requests: Sequence[Request],
     traces: TraceSet,
-    last: LastTokens,
+    sets: WorkingSets,
     profile: DeviceProfile,
     guide: NextGate | None,
 ) -> Agreement:
     stall = calls_ms = 0.0
     loads = 0
-    with Engine.load(config, guide) as engine:
+    with Engine.load(replace(config, prefetch=guide is not None), guide) as engine:
         plan, size = engine.plan, engine.checkpoint.layout.expert_bytes
         for request in requests:
             result = engine.generate(request)
@@ -155,7 +158,7 @@ def _compare(
         readers=config.readers,
         lookahead_top=config.lookahead_top,
     )
-    setting = replace(setting, last_tokens=last)
+    setting = replace(setting, working_sets=sets)
     foresight = None if guide is None else LoggedGate(WINDOW)
     simulated = simulate(setting, policy=config.eviction, foresight=foresight)
     assert config.device_memory is not None

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -14,7 +14,6 @@ from vismmoe.errors import BudgetError, UsageError
 from vismmoe.experts.cache import ExpertCache
 from vismmoe.experts.policies import DEFAULT_POLICY, get_policy
 from vismmoe.metrics import PhaseCounters
-from vismmoe.prefetch import Prefetcher
 from vismmoe.session import Clock
 from vismmoe.simulate.belady import BeladyCache
 from vismmoe.simulate.foresight import Foresight
@@ -27,6 +26,7 @@ from vismmoe.trace import TraceSet
 from vismmoe.traffic import ExpertTraffic
 from vismmoe.types import ExpertId, LayerState, ModelSpec, Phase
 from vismmoe.watchdog import Watchdog
+from vismmoe.working_set import room_for_working_set
 
 LOOKAHEAD_TOP = 20  # B, as the runtime's default
 
@@ -43,8 +43,9 @@ class Setting:
     limit: int | None = None  # requests
     readers: int = 1
     lookahead_top: int = LOOKAHEAD_TOP
-    last_tokens: Mapping[tuple[int, int], Collection[int]] = field(default_factory=dict)
-    """(request, decoder layer) -> experts of a prefill's last token, where they are known: logs do not tell them."""
+    working_sets: Mapping[tuple[int, int], Sequence[int]] = field(default_factory=dict)
+    """(request, decoder layer) -> experts of a prefill that decode is likely to want, the likeliest first, where they
+    are known (vismmoe.working_set): logs do not tell them."""
 
     @classmethod
     def of(
@@ -161,21 +162,16 @@ class Replay:
         self._oracle = None if foresight is None else _Oracle(foresight, self._spend_foreseeing)
         cache = ExpertCache(setting.slots, reserve=setting.spec.top_k, policy=get_policy(policy))
         self._cache = cache
-        self._prefetcher = Prefetcher(
+        self._room = room_for_working_set(cache, len(setting.deep_layers), setting.spec.top_k)
+        self._traffic = ExpertTraffic(
             setting.spec,
             setting.pinned_layers,
-            self._oracle,
+            cache,
+            self._transfers,
             Watchdog(setting.lookahead_top),
-            cache,
-            self._transfers,
-            setting.expert_bytes,
-        )
-        self._traffic = ExpertTraffic(
-            cache,
-            self._transfers,
-            self._prefetcher,
-            first_layer=setting.spec.moe_layers[0],
-            cycle_slabs=setting.spec.top_k * len(setting.deep_layers),
+            expert_bytes=setting.expert_bytes,
+            predictor=self._oracle,
+            read_ahead=foresight is not None,
         )
 
     def run(self, reads: list[Read] | None = None) -> SimulationResult:
@@ -210,7 +206,8 @@ class Replay:
     def _request(self, rows: list[Row], seconds: dict[Phase, float]) -> Asker:
         asker = Asker()
         said = None if self._foresight is None else self._foresight.scores(self._setting.traces, rows)
-        self._prefetcher.begin_request()
+        self._traffic.begin_request()
+        self._traffic.read_ahead(int(rows[0].tokens))
         numbered = enumerate(rows)
         for step, forward in groupby(numbered, key=lambda place: place[1].step):
             asker.phase = "decode" if step else "prefill"
@@ -228,7 +225,7 @@ class Replay:
         traffic.begin_layer(asker, row.layer)
         state = self._state(row)
         if row.layer not in self._setting.deep_layers:
-            traffic.look_ahead(asker, self._prefetcher.foresee(asker, state))
+            traffic.look_ahead(asker, row.layer, len(row.demand), lambda: traffic.foresee(asker, state))
             self._spend("experts", row, sum(profile.expert_s(tokens, size) for _, tokens in row.demand))
             return
         needed = {ExpertId(row.layer, expert): (asker,) for expert, _ in row.demand}
@@ -238,7 +235,7 @@ class Replay:
             row.layer,
             needed,
             self._lasting(row, needed),
-            lambda: self._prefetcher.foresee(asker, state),
+            lambda: traffic.foresee(asker, state),
             lead=asker,
         )
         for expert, _ in arrivals:
@@ -247,17 +244,16 @@ class Replay:
             mark = self._transfers.now()
 
     def _lasting(self, row: Row, needed: Mapping[ExpertId, object]) -> set[ExpertId]:
-        """What decode may want again: all of it in decode; of a prefill the last token's experts.
+        """What decode may want again: all of it in decode; of a prefill its working set.
 
         Where these are not known, as many of the busiest stand for them.
         """
         if row.step:
             return set(needed)
-        known = self._setting.last_tokens.get((int(self._setting.traces.request[row.number]), row.layer))
-        if known is not None:
-            return {ExpertId(row.layer, expert) for expert in known}
-        busiest = sorted(row.demand, key=lambda place: -place[1])[: self._setting.spec.top_k]
-        return {ExpertId(row.layer, expert) for expert, _ in busiest}
+        known = self._setting.working_sets.get((int(self._setting.traces.request[row.number]), row.layer))
+        if known is None:
+            known = [expert for expert, _ in sorted(row.demand, key=lambda place: -place[1])]
+        return {ExpertId(row.layer, expert) for expert in known[: self._room]}
 
     def _state(self, row: Row) -> LayerState:
         """The prefetcher needs to know where it is; what a predictor sees was looked at beforehand."""

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vismmoe.bench.replay import Replay, ReplayedPredictor, spread
+from vismmoe.bench.replay import Replay, ReplayedPredictor, respread, spread
 from vismmoe.types import LayerState
 
 
@@ -30,7 +30,7 @@ def test_a_spread_gives_each_expert_its_tokens_and_no_token_an_expert_twice(data
 def replay() -> Replay:
     """Two layers of four experts, a prefill and two decoded tokens with two choices each."""
     return Replay(
-        prefill_counts=torch.tensor([[2, 1, 1, 0], [0, 2, 0, 2]]),
+        prefill=torch.tensor([[[0, 1], [0, 2]], [[1, 3], [3, 1]]]),
         experts=torch.tensor([[[0, 3], [1, 2]], [[0, 1], [2, 3]]]),
         weights=torch.full((2, 2, 2), 0.5),
         scores={"predictor": torch.rand(3, 2, 1, 4)},
@@ -51,6 +51,12 @@ def test_a_replay_survives_its_file(tmp_path: Path) -> None:
     assert again.steps == 3
     assert again.visits() == replay().visits()
     assert set(again.scores) == {"predictor"}
+
+
+def test_a_prefill_of_as_many_tokens_is_replayed_token_by_token() -> None:
+    chosen = replay().prefill[0]
+    assert torch.equal(respread(chosen, 2, 2, experts=4), chosen)
+    assert sorted(respread(chosen, 4, 2, experts=4).flatten().tolist()) == [0, 0, 0, 0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(("step", "layer"), [(0, 5), (2, 9)])

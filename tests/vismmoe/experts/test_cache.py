@@ -380,7 +380,7 @@ class CacheWalk(RuleBasedStateMachine):
     @rule(expert=experts, priority=st.sampled_from([0.0, 0.1, 0.5, 0.9]), passing=st.booleans())
     def speculate(self, expert: ExpertId, priority: float, passing: bool) -> None:
         confined = passing and self.passing >= self.cache.passage
-        old = {e: s for e, s in self.movable(guess=False).items() if s.demanded != self.step}
+        old = {e: s for e, s in self.movable(guess=False).items() if s.passing or s.demanded != self.step}
         victim = self.first(old)
         if victim is None or (confined and not self.seen[victim].passing):
             victim = self.first(self.movable(guess=True))

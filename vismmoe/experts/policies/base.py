@@ -25,6 +25,12 @@ class Use:
         low, high = sorted((self.frequency, now))
         self.frequency = high + math.log2(1.0 + 2.0 ** (low - high))
 
+    def chance(self, visits: int) -> float:
+        """Faded share of so many visits of its layer, one or more, in which it was used."""
+        faded: float = 2.0 ** (self.frequency - visits / HALF_LIFE_VISITS)
+        whole: float = (1.0 - 2.0 ** (-visits / HALF_LIFE_VISITS)) / (2.0 ** (1.0 / HALF_LIFE_VISITS) - 1.0)
+        return min(1.0, faded / whole)
+
 
 class EvictionPolicy(Protocol):
     """Says who is worth least; which slabs may be taken at all is the cache's affair."""
