@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from vismmoe_training.scenes import KINDS, write_corpus
+from vismmoe_training.scenes.__main__ import main as draw
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +74,17 @@ def test_datasets_reads_the_corpus_as_an_image_folder(
         assert row["objects"] == line["objects"]
         assert row["questions"] == line["questions"]
         assert all(item["kind"] in KINDS for item in row["objects"])
+
+
+def test_the_command_draws_each_kind_into_a_folder_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(tmp_path / "drawn"), "--seed", "5", "--count", "2", "--kind", "small", "usual"]
+    assert draw(words) == 0
+    assert [len(lines_of(tmp_path / "drawn" / kind)) for kind in ("small", "usual")] == [2, 2]
+    boxes = [thing["box"] for line in lines_of(tmp_path / "drawn/small") for thing in line["objects"]]  # type: ignore[attr-defined]
+    assert max(max(x1 - x0, y1 - y0) for x0, y0, x1, y1 in boxes) <= 32
+    again = write_corpus(tmp_path / "again", 2, seed=6)  # kinds count on from the seed
+    assert lines_of(again) == lines_of(tmp_path / "drawn/usual")
+    assert draw(words) == 2
+    assert "not an empty folder" in capsys.readouterr().err

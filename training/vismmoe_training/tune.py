@@ -106,6 +106,7 @@ def identity(traces: TraceSet, config: TuneConfig) -> dict[str, Any]:
         "model": header.spec.fingerprint,
         "logs_keep_ratio": header.keep_ratio,
         "rows": len(traces),
+        "images": Path(config.images).name,
         "questions": config.questions,
         "profile": Path(config.profile).name,
         "slots": config.slots,

@@ -35,6 +35,7 @@ BATCH_SIZE = 512
 PATIENCE = 3  # passes
 WEIGHT_DECAY = 1e-2
 ANSWER_TOKENS = 12
+SEARCHED = ("affinity", "affinity-bytes", "affinity-prompt", "prompt")  # compressors
 SEEN = "recalls"  # attribute of a trial: held-out recall after each pass
 WARM_UP = 5  # finished trials before any is pruned
 TOKENS = ("compressor", "keep_ratio", "salient_ratio", "trade_off")  # what decides which tokens are kept
@@ -79,7 +80,7 @@ class Objective:
         furthest = min(WINDOWS[1], header.window, len(header.spec.moe_layers) - 1)
         width = trial.suggest_categorical("hidden", (64, 128, 256))
         tokens = {
-            "compressor": trial.suggest_categorical("compressor", ("affinity", "affinity-bytes", "prompt")),
+            "compressor": trial.suggest_categorical("compressor", SEARCHED),
             "keep_ratio": trial.suggest_float("keep_ratio", 0.3, 0.9, step=0.1),
             "salient_ratio": trial.suggest_float("salient_ratio", 0.05, 0.4, step=0.05),  # alpha
             "trade_off": trial.suggest_float("trade_off", 0.0, 4.0, step=0.5),  # lambda
