@@ -83,7 +83,10 @@ POSED = [
 
 def outcome(right: bool, unique: float) -> Outcome:
     """Every reading is right; counts are if `right`."""
-    return Outcome([right, True] * len(SPECS), [unique], [10])
+    asked = range(2 * len(SPECS))
+    return Outcome(
+        {number: right or number % 2 == 1 for number in asked}, dict.fromkeys(asked, unique), dict.fromkeys(asked, 10)
+    )
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from vismmoe.metrics import coverage
 from vismmoe.session import Session
 from vismmoe.types import LayerState
 from vismmoe_training.arms import Asked, read_questions, same
-from vismmoe_training.paper.scale import ANSWER_TOKENS, ARMS, DTYPE, HALF, SPECS, Paper
+from vismmoe_training.paper.scale import ANSWER_TOKENS, ARMS, DTYPE, HALF, MAIN, SPECS, Paper
 
 VANILLA = "vanilla"
 TOP = 20  # experts whose share of the routed tokens is the coverage
@@ -39,11 +39,11 @@ def everything(posed: Posed) -> bool:
 
 @dataclass
 class Outcome:
-    """What one compressor did with all questions at one keep ratio, in their order."""
+    """What one compressor did with the questions that it was asked, at one keep ratio."""
 
-    right: list[bool] = field(default_factory=list)  # exact match
-    unique: list[float] = field(default_factory=list)  # distinct experts a deeper layer needs in the prefill
-    kept: list[int] = field(default_factory=list)  # visual tokens
+    right: dict[int, bool] = field(default_factory=dict)  # exact match; this and all below by number of the question
+    unique: dict[int, float] = field(default_factory=dict)  # distinct experts a deeper layer needs in the prefill
+    kept: dict[int, int] = field(default_factory=dict)  # visual tokens
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,17 @@ class Answers:
     outcomes: Mapping[Key, Outcome]
     coverage: Mapping[str, float]
 
-    def right(self, key: Key, part: Part = everything) -> list[bool]:
-        """Of the questions of one part."""
-        return [right for posed, right in zip(self.posed, self.outcomes[key].right, strict=True) if part(posed)]
+    def asked(self, key: Key, part: Part = everything) -> list[int]:
+        """Numbers of the questions of one part that `key` was asked."""
+        return [number for number in self.outcomes[key].right if part(self.posed[number])]
+
+    def asked_of_all(self) -> list[int]:
+        """Numbers of the questions that no compressor was spared."""
+        return [number for number in range(len(self.posed)) if all(number in o.right for o in self.outcomes.values())]
+
+    def right(self, key: Key, numbers: Sequence[int]) -> list[bool]:
+        """Answers to these questions."""
+        return [self.outcomes[key].right[number] for number in numbers]
 
 
 def answer_seed(paper: Paper, seed: int) -> Answers:
@@ -66,21 +74,23 @@ def answer_seed(paper: Paper, seed: int) -> Answers:
     meter = _Coverage()
     outcomes: dict[Key, Outcome] = {}
     with Engine.load(EngineConfig(model=paper.model, device="cpu", threads=1, compute_dtype=DTYPE)) as engine:
-        outcomes[VANILLA, 1.0] = _ask(engine, posed, "uniform", 1.0, meter.raw)
+        outcomes[VANILLA, 1.0] = _ask(engine, dict(enumerate(posed)), "uniform", 1.0, meter.raw)
         for method, ratio in ARMS:
             watch = meter.pruned if (method, ratio) == ("affinity", HALF) else None
-            outcomes[method, ratio] = _ask(engine, posed, method, ratio, watch)
+            limit = count if (method, ratio) in MAIN else paper.scale.fewer_questions
+            chosen = {number: one for number, one in enumerate(posed) if number % count < limit}
+            outcomes[method, ratio] = _ask(engine, chosen, method, ratio, watch)
     return Answers(posed, outcomes, meter.means())
 
 
-def _ask(engine: Engine, posed: Sequence[Posed], method: str, ratio: float, watch: _Watch | None) -> Outcome:
+def _ask(engine: Engine, posed: Mapping[int, Posed], method: str, ratio: float, watch: _Watch | None) -> Outcome:
     outcome = Outcome()
-    for asked in (one.asked for one in posed):
+    for number, asked in ((number, one.asked) for number, one in posed.items()):
         request = Request((asked.image,), asked.prompt, ANSWER_TOKENS, ratio, method)
         result = engine.generate(request) if watch is None else engine.watch(request, watch)
-        outcome.right.append(same(result.text, asked.answer))
-        outcome.unique.append(result.experts.distinct_in_prefill)
-        outcome.kept.append(result.usage.kept_visual_tokens)
+        outcome.right[number] = same(result.text, asked.answer)
+        outcome.unique[number] = result.experts.distinct_in_prefill
+        outcome.kept[number] = result.usage.kept_visual_tokens
     return outcome
 
 

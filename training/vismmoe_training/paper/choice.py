@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 
 from vismmoe_training.paper.answers import VANILLA, Answers, Key, Part, everything
@@ -21,20 +22,27 @@ WHOLE: Key = (VANILLA, 1.0)
 
 
 def retention(answers: Sequence[Answers], key: Key, part: Part = everything) -> Figure:
-    """Right answers as a share of vanilla's, seed by seed; 0 where vanilla has none right."""
-    return Figure.of([sum(a.right(key, part)) / max(1, sum(a.right(WHOLE, part))) for a in answers])
+    """Right answers as a share of vanilla's to the same questions, seed by seed; 0 where vanilla has none right."""
+    asked = [(a, a.asked(key, part)) for a in answers]
+    return Figure.of([sum(a.right(key, these)) / max(1, sum(a.right(WHOLE, these))) for a, these in asked])
 
 
 def beyond(answers: Sequence[Answers], key: Key, other: Key, part: Part = everything) -> Difference:
     """By how much `key` keeps more of vanilla's right answers than `other`, all seeds together."""
-    ours, theirs, whole = ([r for a in answers for r in a.right(which, part)] for which in (key, other, WHOLE))
-    units = [((s, p.kind), p.asked.image) for s, a in enumerate(answers) for p in a.posed if part(p)]
+    both = [[number for number in a.asked(key, part) if number in a.outcomes[other].right] for a in answers]
+    ours, theirs, whole = (
+        [right for a, numbers in zip(answers, both, strict=True) for right in a.right(which, numbers)]
+        for which in (key, other, WHOLE)
+    )
+    seen = [(seed, answers[seed].posed[number]) for seed, numbers in enumerate(both) for number in numbers]
+    units = [((seed, posed.kind), posed.asked.image) for seed, posed in seen]
     return difference(ours, theirs, whole, units)
 
 
 def unique_experts(answers: Sequence[Answers], key: Key) -> Figure:
-    """Distinct experts that a deeper layer needs in the prefill: mean over questions and layers, seed by seed."""
-    return Figure.of([sum(a.outcomes[key].unique) / len(a.outcomes[key].unique) for a in answers])
+    """Distinct experts that a deeper layer needs in the prefill: mean over layers and the questions that all were
+    asked, seed by seed."""
+    return Figure.of([statistics.fmean(a.outcomes[key].unique[n] for n in a.asked_of_all()) for a in answers])
 
 
 def winner(kept: Mapping[Key, Figure], unique: Mapping[Key, Figure]) -> str | None:

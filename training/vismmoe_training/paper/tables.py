@@ -47,7 +47,8 @@ class Results:
         scale = self._paper.scale
         last = (
             f"{scale.seeds} seeds, spread as standard deviation; for each {scale.heldout_images} held-out scenes of "
-            f"every kind ({', '.join(SPECS)}), {len(self._answers[0].posed)} questions; {self.seconds:.0f} s in all. "
+            f"every kind ({', '.join(SPECS)}), {len(self._answers[0].posed)} questions, "
+            f"{scale.fewer_questions * len(SPECS)} where a method was not asked all; {self.seconds:.0f} s in all. "
             "Published: Qwen3-VL-30B-A3B on four benchmarks; ours: the reference model on drawn scenes."
         )
         parts = (
@@ -104,9 +105,10 @@ class Results:
                     self._kept[method, ratio].percent(),
                     self._unique[method, ratio].plain(),
                     self._tokens(method, ratio),
+                    sum(len(a.outcomes[method, ratio].right) for a in self._answers),
                 )
             )
-        head = ("kept", "compressor", "published", "accuracy of vanilla's", "unique experts", "tokens")
+        head = ("kept", "compressor", "published", "accuracy of vanilla's", "unique experts", "tokens", "questions")
         first = f"vanilla: {vanilla.percent()} right, {self._unique[VANILLA, 1.0].plain()} experts a deeper layer"
         return f"{table(rows, head)}\n{first}\nThe rule ({RULE}) names: {self.winner or 'nobody'}"
 
@@ -256,14 +258,14 @@ class Results:
 
     def _vanilla(self, part: Part = everything) -> Figure:
         """Share of right answers."""
-        rights = [a.right(WHOLE, part) for a in self._answers]
+        rights = [a.right(WHOLE, a.asked(WHOLE, part)) for a in self._answers]
         return Figure.of([sum(right) / max(1, len(right)) for right in rights])
 
     def _beyond(self, method: str, ratio: float, part: Part) -> Difference:
         return beyond(self._answers, (method, ratio), ("random", ratio), part)
 
     def _tokens(self, method: str, ratio: float) -> str:
-        kept = [count for a in self._answers for count in a.outcomes[method, ratio].kept]
+        kept = [a.outcomes[method, ratio].kept[number] for a in self._answers for number in a.asked_of_all()]
         return f"{sum(kept) / len(kept):.0f}"
 
     def _step(self, name: str, field: str) -> Figure:
