@@ -155,13 +155,15 @@ class ExpertPipeline:
         needed = visitors(visits)
         if layer in self._pinned:
             self._traffic.look_ahead(calls[0].session, layer, len(needed), lambda: self._foresee(visits))
-            for expert, askers in needed.items():
-                weights = self._pinned_pool.weights(self._pinned_slots[expert], expert)
-                for visit in askers:
-                    visit.work.run(expert.expert, weights)
+            for visit in visits:
+                visit.work.run({expert: self._pinned_weights(layer, expert) for expert in visit.demand.experts})
         else:
             self._run_streamed(visits, needed)
         return [visit.work.total() for visit in visits]
+
+    def _pinned_weights(self, layer: int, expert: int) -> Mapping[str, Tensor]:
+        found = ExpertId(layer, expert)
+        return self._pinned_pool.weights(self._pinned_slots[found], found)
 
     def _time_token(self, session: Session) -> None:
         now = self._transfers.now()
@@ -201,7 +203,7 @@ class ExpertPipeline:
         for expert, slot in arrivals:
             weights = below.weights(expert) if slot is None else self._slabs.weights(slot, expert)
             for visit in needed[expert]:
-                visit.work.run(expert.expert, weights)
+                visit.work.run({expert.expert: weights})
             if slot is None:
                 below.end(expert)
 
