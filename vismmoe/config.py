@@ -506,6 +506,12 @@ def resolve_model(model: str) -> str:
 
     CheckpointError when the reference model is asked for and is not there.
     """
+    try:
+        Path(model).stat()
+    except FileNotFoundError:
+        pass  # whoever opens it says so
+    except (OSError, ValueError) as error:  # a name that is too long, a zero byte in it, a folder that may not be read
+        raise CheckpointError(f"The model {model:.200} cannot be opened: {error}.") from None
     found = in_clone(model) if model == REFERENCE_MODEL else Path(model)
     if found is None:
         raise CheckpointError(

@@ -12,6 +12,8 @@ from vismmoe.interrupts import Interrupts
 
 TRAINING_PACKAGES = ("lightning", "torchmetrics", "datasets", "optuna", "mlflow")  # the extra [train]
 
+LONGEST = 1500  # letters of a message
+
 
 def guarded(who: str, body: Callable[[], int], debug: bool = False) -> int:
     """Exit status of `body`; whatever it raises becomes `who`: sentence. Ctrl-C is 130 in any phase."""
@@ -58,5 +60,8 @@ def _status(who: str, error: BaseException) -> int:
 
 
 def _tell(who: str, sentence: str, status: int) -> int:
-    print(f"{who}: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
+    told = " ".join(sentence.split())
+    if len(told) > LONGEST:  # a file name or a value of many thousand letters
+        told = f"{told[: LONGEST // 2]} … {told[-LONGEST // 2 :]}"
+    print(f"{who}: {told}", file=sys.stderr, flush=True)
     return status

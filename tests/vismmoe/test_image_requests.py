@@ -55,6 +55,11 @@ def test_the_order_of_pictures_reaches_the_model(engine: Engine, make_picture: A
     assert seen[0][0] != seen[0][1]
 
 
+def test_a_question_in_another_encoding_is_told(engine: Engine) -> None:
+    with pytest.raises(UsageError, match="not UTF-8 text"):
+        engine.generate(Request((), b"caf\xe9?".decode("utf-8", "surrogateescape"), 1))
+
+
 @pytest.mark.parametrize("mark", ["<|image_pad|>", "<|vision_start|>", "<|im_end|>"])
 def test_a_mark_in_the_question_is_refused_by_name(engine: Engine, picture: Image.Image, mark: str) -> None:
     with pytest.raises(UsageError) as raised:

@@ -119,23 +119,26 @@ def _spec(
     text = config.get_text_config()
     path, module = next(iter(modules.values()))
     down = module.get_parameter("down_proj")
+    experts = len(layout.ranges) // len(modules)
     return ModelSpec(
         family=family.model_type,
         num_layers=text.num_hidden_layers,
         moe_layers=tuple(modules),
-        num_experts=len(layout.ranges) // len(modules),
-        top_k=_top_k(text, path),
+        num_experts=experts,
+        top_k=_top_k(text, path, experts),
         hidden_size=text.hidden_size,
         expert_width=int(down.shape[1 if getattr(module, "is_transposed", False) else 2]),
         fingerprint=digest,
     )
 
 
-def _top_k(text: Any, path: str) -> int:
+def _top_k(text: Any, path: str, experts: int) -> int:
     for key in TOP_K_KEYS:
         value = getattr(text, key, None)
         if isinstance(value, (list, tuple)):
             value = max(value)
+        if isinstance(value, int) and value > experts:
+            raise CheckpointError(f"the config says that a token takes {value} of the {experts} experts of {path}")
         if isinstance(value, int) and value > 0:
             return value
     raise CheckpointError(f"the config does not say how many experts of {path} a token takes ({', '.join(TOP_K_KEYS)})")

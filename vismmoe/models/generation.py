@@ -8,9 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vismmoe.errors import CheckpointError
 from vismmoe.models.checkpoint import Checkpoint
 from vismmoe.models.load import tokenizer_of
 from vismmoe.types import Sampling
+from vismmoe.untrusted import read_json
+
+MAX_TOKEN = 1 << 31
 
 
 class ModelState:
@@ -36,18 +40,24 @@ class ModelState:
 
 def stop_tokens(checkpoint: Checkpoint, processor: Any) -> list[int]:
     """Ids that end an answer, from generation_config.json, else config.json, else the tokenizer."""
-    from transformers import GenerationConfig
-
+    file = checkpoint.folder / "generation_config.json"
     found: Any = None
-    if (checkpoint.folder / "generation_config.json").is_file():
-        found = GenerationConfig.from_pretrained(str(checkpoint.folder)).eos_token_id
+    if file.is_file():
+        try:
+            told = read_json(file, infinite=True)
+        except ValueError as error:
+            raise CheckpointError(f"{file} cannot be used: {error}") from None
+        found = told.get("eos_token_id") if isinstance(told, dict) else None
     if found is None:
         found = checkpoint.config.get_text_config().eos_token_id
     if found is None:
         found = tokenizer_of(processor).eos_token_id
     if found is None:
         return []
-    return [int(token) for token in (found if isinstance(found, (list, tuple)) else [found])]
+    listed = list(found) if isinstance(found, (list, tuple)) else [found]
+    if not all(type(token) is int and 0 <= token < MAX_TOKEN for token in listed):
+        raise CheckpointError(f"{checkpoint.folder} ends answers with {listed!r:.80}, which are no ids of tokens")
+    return listed
 
 
 def greedy_config(stop: list[int], processor: Any, max_new_tokens: int) -> Any:

@@ -100,6 +100,10 @@ def _grid(
 
 def _check_question(processor: Any, question: str) -> None:
     """A question with a placeholder in it would be answered as if another image were there."""
+    try:
+        question.encode("utf-8")
+    except UnicodeEncodeError as error:  # bytes of another encoding, handed over by a shell
+        raise UsageError(f"the prompt is not UTF-8 text (character {error.start + 1})") from None
     if not question.strip():
         raise UsageError("the prompt is empty: ask something")
     special = [

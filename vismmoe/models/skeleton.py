@@ -13,6 +13,8 @@ from vismmoe.errors import CheckpointError
 from vismmoe.models.catalogue import Family, family_of
 from vismmoe.untrusted import read_json
 
+DEPTH_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "depth", "layers")
+MAX_DEPTH = 4096
 UNSET = -7  # in integer buffers until they are computed
 
 
@@ -33,7 +35,9 @@ def read_config(folder: Path) -> tuple[Any, Family, dict[str, Any]]:
     if not isinstance(raw, dict):
         raise CheckpointError(f"{file} is not a JSON object")
     family = family_of(raw.get("model_type"))
-    quantised = raw.get("quantization_config") or (raw.get("text_config") or {}).get("quantization_config")
+    _check_depth(raw, file)
+    text = raw.get("text_config")
+    quantised = raw.get("quantization_config") or (text if isinstance(text, dict) else {}).get("quantization_config")
     if quantised:
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
         raise CheckpointError(f"{folder} is quantised ({method}), which is not run; use the unquantised checkpoint")
@@ -42,10 +46,24 @@ def read_config(folder: Path) -> tuple[Any, Family, dict[str, Any]]:
 
 def build_skeleton(config: Any, family: Family) -> nn.Module:
     """The model with every parameter on the meta device and every non-persistent buffer real (float32, CPU)."""
-    with torch.device("meta"):
-        model: nn.Module = named_class(family.model_class)._from_config(config)
+    kind = named_class(family.model_class)
+    try:
+        with torch.device("meta"):
+            model: nn.Module = kind._from_config(config)
+    except Exception as error:  # sizes that contradict each other end in whatever the model's code stumbles over
+        told = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"no {family.model_type} can be built from this config.json ({told})") from None
     rebuild_buffers(model)
     return model.eval()
+
+
+def _check_depth(raw: dict[str, Any], file: Path) -> None:
+    """Layers are built one by one, even without weights: a number that no model has would take for ever."""
+    for part in (raw, *(value for value in raw.values() if isinstance(value, dict))):
+        for key in DEPTH_KEYS:
+            depth = part.get(key)
+            if depth is not None and (type(depth) is not int or not 0 <= depth <= MAX_DEPTH):
+                raise CheckpointError(f"{file} says {key}: {depth!r:.40}, which no model has")
 
 
 def named_class(name: str) -> Any:

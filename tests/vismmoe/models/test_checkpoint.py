@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from vismmoe.errors import CheckpointError
 from vismmoe.experts.slabs import SlabPool
 from vismmoe.experts.store import ExpertStore
 from vismmoe.models.checkpoint import open_checkpoint
+from vismmoe.models.generation import stop_tokens
 from vismmoe.types import ExpertId
 
 LAYER = "model.language_model.layers.3.mlp.experts"
@@ -148,3 +150,56 @@ def test_folders_that_are_none_are_refused(tmp_path: Path, checkpoint_copy: Path
     (checkpoint_copy / "model.safetensors").rename(checkpoint_copy / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="only safetensors"):
         open_checkpoint(checkpoint_copy)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("text_config__num_hidden_layers", 10**9),
+        ("text_config__num_hidden_layers", "6"),
+        ("text_config__num_attention_heads", 0),
+        ("text_config__num_experts_per_tok", 10**6),
+        ("text_config__vocab_size", -5),
+        ("text_config__hidden_act", "__import__('os')"),
+        ("text_config__rope_parameters", {"rope_type": "evil"}),
+        ("text_config", [1]),
+        ("vision_config", [1]),
+        ("vision_config__depth", 10**7),
+        ("model_type", {"a": 1}),
+    ],
+    ids=str,
+)
+def test_a_config_of_values_that_cannot_be_is_refused_in_a_sentence(
+    checkpoint_copy: Path, path: str, value: object
+) -> None:
+    with pytest.raises(CheckpointError):
+        open_checkpoint(edit_config(checkpoint_copy, **{path: value}))
+
+
+@pytest.mark.parametrize("content", [b"\x80\x02}", b"[]", b"[" * 200_000, b"\xff\xfe{}"])
+def test_a_config_that_is_none_is_refused(checkpoint_copy: Path, content: bytes) -> None:
+    (checkpoint_copy / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        open_checkpoint(checkpoint_copy)
+
+
+def test_a_pickle_under_the_name_of_safetensors_is_not_opened(checkpoint_copy: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Callable[..., None], tuple[Path]]:
+            return Path.touch, (checkpoint_copy / "sprung",)
+
+    (checkpoint_copy / "model.safetensors").write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(CheckpointError, match="no whole safetensors"):
+        open_checkpoint(checkpoint_copy)
+    assert not (checkpoint_copy / "sprung").exists()
+
+
+@pytest.mark.parametrize("told", ["{", "[1]", '{"eos_token_id": "x"}', '{"eos_token_id": [1e30]}', "[" * 200_000])
+def test_ends_of_answers_that_are_no_tokens_are_refused(checkpoint_copy: Path, told: str) -> None:
+    checkpoint = open_checkpoint(checkpoint_copy)
+    (checkpoint_copy / "generation_config.json").write_text(told)
+    if told == "[1]":  # says nothing of ends: the config does
+        assert stop_tokens(checkpoint, None) == [258]
+        return
+    with pytest.raises(CheckpointError, match=r"generation_config\.json cannot be used|no ids of tokens"):
+        stop_tokens(checkpoint, None)

@@ -41,6 +41,10 @@ def test_a_tensor_is_read_as_it_was_written(tmp_path: Path) -> None:
         ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"1234", "contradicts"),
         ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, b"1234", "truncated"),
         ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}, b"1234", "contradicts"),
+        (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [1e999, 4]}}', b"1234", "damaged"),
+        (b'{"a": {"dtype": "F32", "shape": [NaN], "data_offsets": [0, 4]}}', b"1234", "damaged"),
+        ({"a": {"dtype": "F32", "shape": [10**30], "data_offsets": [0, 4]}}, b"1234", "contradicts"),
+        (b"[" * 200_000, b"", "too deeply"),
     ],
 )
 def test_a_header_that_lies_is_refused(tmp_path: Path, header: Any, data: bytes, told: str) -> None:
@@ -71,6 +75,9 @@ def test_a_file_cut_after_its_header_was_read_is_told(tmp_path: Path) -> None:
         ({"metadata": {}}, "cannot be used"),
         ({"weight_map": {"a": "../away.safetensors"}}, "plain name"),
         ({"weight_map": {"a": "none.safetensors"}}, "missing"),
+        ({"weight_map": {"a": "a\0b"}}, "plain name"),
+        ({"weight_map": [1]}, "cannot be used"),
+        ("[" * 200_000, "cannot be used"),
         ({"weight_map": {"b": "one.safetensors"}}, "says that b lies in"),
         ({"weight_map": {"a": "one.safetensors", "c": "two.safetensors"}}, "does not name, d"),
     ],
