@@ -142,7 +142,11 @@ def _refused(folder: Path, reason: str) -> ArtifactError:
 
 
 def _check_folder(folder: Path) -> None:
-    if not folder.is_dir():
+    try:
+        there = folder.is_dir()
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        raise ArtifactError(f"The predictor artifact {folder!s:.200} cannot be opened: {error.strerror}.") from None
+    if not there:
         raise ArtifactError(f"There is no predictor artifact {folder}: name a folder that `vismmoe train` wrote.")
     for path in folder.iterdir():
         if path.is_symlink() or not stat.S_ISREG(path.lstat().st_mode):

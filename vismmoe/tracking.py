@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
 from vismmoe.errors import UsageError, VisMMoEError
 
+VARIABLE = "MLFLOW_TRACKING_URI"
+LOCKED_S = 20.0  # how long another program's lock is waited for
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
@@ -24,7 +27,7 @@ def tracking_uri(given: str | None = None) -> str:
 
     Raises UsageError for stores that cannot hold registered models: plain folders, and file: addresses.
     """
-    uri = given or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    uri = given or os.environ.get(VARIABLE) or "sqlite:///mlflow.db"
     scheme = uri.split(":", 1)[0].split("+", 1)[0] if "://" in uri else "file"
     if scheme == "sqlite":
         return f"sqlite:///{database_file(uri)}"
@@ -52,6 +55,8 @@ def artifact_root(uri: str) -> str | None:
 def talking_to(uri: str) -> Iterator[Any]:
     """An MlflowClient on `uri`; its chatter is silenced, its failures become UsageError."""
     _settings()
+    if uri.startswith("sqlite"):
+        _check_database(database_file(uri))
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # alembic sets its own level whenever it opens a database
     try:
@@ -64,12 +69,41 @@ def talking_to(uri: str) -> Iterator[Any]:
             raise UsageError(f"MLflow at {uri} refuses: {_first_line(error)}") from None
         except VisMMoEError:
             raise
+        except ModuleNotFoundError as error:  # the driver of a database server
+            raise UsageError(f"MLflow at {uri} needs the package {error.name}, which is not installed.") from None
         except Exception as error:
             if type(error).__module__.split(".")[0] not in ("sqlalchemy", "sqlite3", "alembic", "requests", "urllib3"):
                 raise
             raise UsageError(f"MLflow at {uri} cannot be used: {_first_line(error)}") from None
     finally:
         logging.disable(before)
+
+
+def _check_database(file: Path) -> None:
+    """UsageError for what is no database, or one that is locked: MLflow would try again for many minutes."""
+    try:
+        if file.exists() and not file.is_file():
+            raise UsageError(f"The MLflow database {file} is no regular file: name another one with --tracking-uri.")
+        if not file.parent.is_dir():
+            raise UsageError(f"There is no folder {file.parent} for the MLflow database {file.name}: make it first.")
+        if not file.exists():
+            return
+        with closing(sqlite3.connect(file, timeout=LOCKED_S)) as database:
+            database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except (sqlite3.Error, OSError, ValueError) as error:
+        raise UsageError(f"The MLflow database {file!s:.300} cannot be used: {error}.") from None
+
+
+@contextmanager
+def environment_kept() -> Iterator[None]:
+    """MLflow's own loggers point the whole process to their server; afterwards it is asked as before."""
+    before = os.environ.get(VARIABLE)
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE, None)
+        if before is not None:
+            os.environ[VARIABLE] = before
 
 
 def _settings() -> None:

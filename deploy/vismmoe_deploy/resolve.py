@@ -16,7 +16,7 @@ from vismmoe.tracking import talking_to
 from vismmoe.tracking import tracking_uri as default_uri
 from vismmoe.types import ModelSpec
 
-_MODEL_URI = re.compile(r"models:/(?P<name>[^/@:]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@:]+))")
+_MODEL_URI = re.compile(r"models:/(?P<name>[^/@:\n]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@:]+))")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,12 @@ def _fetched(client: Any, version: Any, spec: ModelSpec | None) -> Artifact:
 
     work = Path(tempfile.mkdtemp(prefix="vismmoe-artifact-"))
     try:
-        folder = download_artifacts(artifact_uri=version.source, dst_path=str(work), tracking_uri=client.tracking_uri)
+        source, uri = version.source, client.tracking_uri
+        try:
+            folder = download_artifacts(artifact_uri=source, dst_path=str(work), tracking_uri=uri)
+        except Exception as error:  # of the client of whichever store it is
+            told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise ArtifactError(f"The files of {source!r:.200} could not be fetched ({told}).") from None
         return load_artifact(Path(folder), spec)
     finally:
         shutil.rmtree(work, ignore_errors=True)

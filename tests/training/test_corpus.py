@@ -66,7 +66,13 @@ def test_an_item_whose_file_is_missing_stays_in_the_list_to_be_named_later(tmp_p
 
 @pytest.mark.parametrize(
     ("line", "told"),
-    [("{", "line 1: this is not JSON"), ("[]", "no file_name"), ('{"file_name": "../../etc/x.png"}', "outside")],
+    [
+        ("{", "line 1: this is not JSON"),
+        ("[" * 200_000, "line 1: this is not JSON"),
+        ("[]", "no file_name"),
+        ('{"file_name": "../../etc/x.png"}', "outside"),
+        ('{"file_name": "a\\u0000.png"}', "no file"),
+    ],
 )
 def test_metadata_that_cannot_be_meant_is_refused(tmp_path: Path, line: str, told: str) -> None:
     picture(tmp_path / "a.png")
@@ -173,12 +179,34 @@ def test_coco_annotations_are_read_with_their_images_elsewhere(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("told", "why"),
-    [({"a": 1}, "neither a list"), ([{"text": "a"}], "names no image"), ([{"image": "../../etc/x.png"}], "outside")],
+    [
+        ({"a": 1}, "neither a list"),
+        ([{"text": "a"}], "names no image"),
+        ([{"image": "../../etc/x.png"}], "outside"),
+        ([{"image": "a\0.png"}], "no file"),
+    ],
 )
 def test_a_list_that_names_no_image_of_its_folder_is_refused(tmp_path: Path, told: object, why: str) -> None:
     (tmp_path / "list.json").write_text(json.dumps(told))
     with pytest.raises(CorpusError, match=why):
         open_corpus(str(tmp_path / "list.json"), "")
+
+
+def test_annotations_of_any_shape_do_no_harm(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png")
+    for noted in (5, [{"image_id": {"a": 1}, "question": "Why?"}], [None]):
+        told = {"images": [{"id": [1], "file_name": "a.png"}], "annotations": noted}
+        (tmp_path / "list.json").write_text(json.dumps(told))
+        assert asked(tmp_path / "list.json") == [("a.png", "Describe it.")]
+
+
+def test_a_pipe_among_the_files_is_not_waited_for(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "b.png")
+    assert asked(tmp_path) == [("a.png", "Describe it.")]
+    os.mkfifo(tmp_path / "metadata.jsonl")
+    with pytest.raises(CorpusError, match="no regular file"):
+        asked(tmp_path)
 
 
 def test_parquet_gives_encoded_bytes_and_its_own_questions(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from vismmoe.errors import ArtifactError, UsageError
 from vismmoe.tracking import talking_to, tracking_uri
-from vismmoe_training.registry import ModelVersion, TrackedRun, register
+from vismmoe_training.registry import ModelVersion, TrackedRun, check_name, register
 
 
 def status(run: TrackedRun) -> str:
@@ -36,6 +36,12 @@ def test_what_is_no_artifact_is_not_registered(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="There is no predictor artifact"):
         register(tmp_path / "gone", "name", tracking_uri=uri)
     assert not (tmp_path / "mlflow.db").exists()
+
+
+@pytest.mark.parametrize("name", ["a/b", "a:b", "a@b", "a\nb", " a", "x" * 3000, "a\udcff"])
+def test_a_name_that_no_predictor_could_be_asked_for_by_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="no name of a model"):
+        check_name(name)
 
 
 def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ def test_the_road_from_logs_to_a_registered_artifact(write_logs: WriteLogs, tmp_
     assert [path.name for path in output.parent.iterdir()] == ["artifact"]  # no state, nothing half-written
     assert "next gate" in str(summary)
     assert "models:/scenes@champion" in str(summary)
+    assert "MLFLOW_TRACKING_URI" not in os.environ
     (run,) = runs()
     assert (run.info.run_id, run.info.status) == (summary.run_id, "FINISHED")
     assert run.data.metrics["val/recall20"] > 0.5
@@ -156,6 +158,8 @@ def test_mistakes_are_told_before_anything_is_trained(write_logs: WriteLogs, tmp
         train(settings(logs, tmp_path / "a", window=5))
     with pytest.raises(UsageError, match="no registry on plain files"):
         train(settings(logs, tmp_path / "a", register="x", tracking_uri="file:///tmp/runs"))
+    with pytest.raises(UsageError, match="no name of a model"):
+        train(settings(logs, tmp_path / "a", register="a/b"))
     with pytest.raises(UsageError, match="per-distance"):
         train(settings(logs, tmp_path / "a", head="single"))
     assert not (tmp_path / "a").exists()

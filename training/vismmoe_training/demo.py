@@ -120,6 +120,7 @@ def run(demo: Demo) -> str:
     collected = collect(demo.collected)
     _say(str(collected), f"2/3  {as_command('train', demo.trained)}")
     trained = train(demo.trained)
+    _say(trained.epochs)
     if trained.version is not None:
         _say(str(trained.version))
     budget = small_budget(demo)

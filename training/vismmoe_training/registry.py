@@ -15,6 +15,7 @@ from vismmoe.artifact import Artifact, load_artifact
 from vismmoe.errors import UsageError
 from vismmoe.tracking import artifact_root, talking_to, tracking_uri
 
+MAX_NAME = 255
 ARTIFACT_PATH = "predictor"  # folder of the artifact within a run's artifacts
 
 
@@ -53,6 +54,7 @@ def register(
     Raises ArtifactError when the folder is no sound artifact, UsageError when the registry refuses.
     """
     loaded = load_artifact(Path(artifact))
+    check_name(name)
     with TrackedRun.start("vismmoe", tracking_uri, {"vismmoe.command": "register"}) as run:
         return run.register(Path(artifact), loaded, name, alias)
 
@@ -123,6 +125,12 @@ class TrackedRun:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         by_hand = kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit)
         self.end("FINISHED" if kind is None else "KILLED" if by_hand else "FAILED")
+
+
+def check_name(name: str) -> None:
+    """UsageError for a name that MLflow may take and models:/name@alias cannot say."""
+    if not name.isprintable() or set(name) & set("/:@") or name != name.strip() or len(name) > MAX_NAME:
+        raise UsageError(f"{name!r:.200} can be no name of a model: letters, digits, - and _ can.")
 
 
 def ensure_model(client: Any, name: str) -> None:

@@ -18,10 +18,11 @@ from vismmoe.artifact import Artifact, check_replaceable, load_artifact, save_ar
 from vismmoe.config import TrainConfig
 from vismmoe.predictors import PredictorConfig
 from vismmoe.trace import read_traces
+from vismmoe.tracking import environment_kept
 from vismmoe_training.data import LookaheadData
 from vismmoe_training.evaluate_predictors import Recall, compare, recall_table, to_json, verdict
 from vismmoe_training.fitting import FitSettings, Fitted, fit
-from vismmoe_training.registry import ModelVersion, TrackedRun
+from vismmoe_training.registry import ModelVersion, TrackedRun, check_name
 from vismmoe_training.row_table import RowTable
 from vismmoe_training.training_state import TrainingState
 
@@ -56,11 +57,13 @@ def train(config: TrainConfig) -> TrainSummary:
     """
     output = Path(config.output)
     check_replaceable(output)
+    if config.register:
+        check_name(config.register)
     torch.set_num_threads(config.threads or _threads(predictor_config(config).hidden_sizes[0]))
     table = RowTable(read_traces(config.traces), config.window)
     data = LookaheadData(table, config.batch_size, config.val_fraction, config.test_fraction, config.seed)
     state = TrainingState(output.with_name(f"{output.name}.training"), _fixed_settings(config, data))
-    with state.open(config.experiment, config.tracking_uri, config.resume) as run:
+    with environment_kept(), state.open(config.experiment, config.tracking_uri, config.resume) as run:
         logger = _mlflow_logger(run, config.experiment)
         settings = _fit_settings(config)
         fitted = fit(predictor_config(config), settings, data, state=state.folder, resume=config.resume, logger=logger)

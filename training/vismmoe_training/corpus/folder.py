@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vismmoe.errors import CorpusError
+from vismmoe.untrusted import parse_json, read_text
 from vismmoe_training.corpus.items import Corpus, CorpusItem, question_of
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
@@ -44,15 +44,15 @@ def json_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{path} cannot be read: {error}.") from None
+        return read_text(path)
+    except ValueError as error:
+        raise CorpusError(f"{path} cannot be used: {error}.") from None
 
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        told = json.loads(line)
-    except (ValueError, RecursionError):
+        told = parse_json(line)
+    except ValueError:
         raise CorpusError(f"{path}, line {number}: this is not JSON.") from None
     if not isinstance(told, dict):
         raise CorpusError(f"{path}, line {number}: there is no file_name.")
@@ -73,6 +73,10 @@ def _metadata(folder: Path) -> dict[str, Mapping[str, Any]]:
 
 def inside(folder: Path, file: Path, where: str) -> Path:
     """`file`, unless it lies outside `folder`: a list from elsewhere must not name what else is on this disk."""
-    if not file.resolve().is_relative_to(folder.resolve()):
+    try:
+        within = file.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError) as error:  # a zero byte in the name, links in a circle
+        raise CorpusError(f"{where}: {str(file)[-200:]!r} can be no file ({error}).") from None
+    if not within:
         raise CorpusError(f"{where}: {str(file)!r} lies outside the corpus {folder}.")
     return file

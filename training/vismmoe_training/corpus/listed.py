@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vismmoe.errors import CorpusError
+from vismmoe.untrusted import read_json
 from vismmoe_training.corpus.folder import inside, json_lines
 from vismmoe_training.corpus.items import Corpus, CorpusItem, question_of
 
@@ -37,9 +37,9 @@ def open_listed(path: Path, prompt: str, images: Path | None) -> Corpus:
 def _entries(path: Path) -> list[dict[str, Any]]:
     """The list of a LLaVA file, or the images of a COCO one, each with the questions that are asked about it."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CorpusError(f"{path} is not JSON: {error}.") from None
+        told = read_json(path)
+    except ValueError as error:
+        raise CorpusError(f"{path} cannot be used: {error}.") from None
     images = told.get("images") if isinstance(told, dict) else told
     if not isinstance(images, list):
         raise CorpusError(f"{path} is neither a list (LLaVA) nor an object with images (COCO).")
@@ -47,16 +47,17 @@ def _entries(path: Path) -> list[dict[str, Any]]:
     if not isinstance(told, dict):
         return entries
     asked = _questions_by_image(told)
-    return [{**entry, "questions": asked.get(entry.get("id"), [])} for entry in entries]
+    return [{**entry, "questions": asked.get(str(entry.get("id")), [])} for entry in entries]
 
 
-def _questions_by_image(coco: dict[str, Any]) -> dict[object, list[str]]:
+def _questions_by_image(coco: dict[str, Any]) -> dict[str, list[str]]:
     """COCO's own annotations hold captions and boxes; VQA files in its form hold a question each."""
-    found: dict[object, list[str]] = {}
+    found: dict[str, list[str]] = {}
     for key in ("annotations", "questions"):
-        for annotation in coco.get(key) or []:
+        told = coco.get(key)
+        for annotation in told if isinstance(told, list) else []:
             if isinstance(annotation, dict) and isinstance(annotation.get("question"), str):
-                found.setdefault(annotation.get("image_id"), []).append(annotation["question"])
+                found.setdefault(str(annotation.get("image_id")), []).append(annotation["question"])
     return found
 
 
