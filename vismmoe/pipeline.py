@@ -29,7 +29,7 @@ from vismmoe.session import Session
 from vismmoe.traffic import ExpertTraffic
 from vismmoe.types import ExpertId, ExpertLayout, LayerState, ModelSpec, Predictor
 from vismmoe.watchdog import Watchdog
-from vismmoe.working_set import room_for_working_set, working_set
+from vismmoe.working_set import rooms, working_set
 
 Watcher = Callable[[Session, LayerState, Tensor, Tensor], None]  # recording: after a router, with indices and weights
 
@@ -181,7 +181,7 @@ class ExpertPipeline:
         lasting: list[ExpertId] = []
         if prefill and layer not in self._pinned:
             rows = call.session.visual_rows(layer)
-            lasting = [ExpertId(layer, expert) for expert in working_set(call.top_k_index, rows, self._room)]
+            lasting = [ExpertId(layer, expert) for expert in working_set(call.top_k_index, rows, self._rooms[layer])]
         return Visit(call.session, state, demand, work, lasting)
 
     def _run_streamed(self, visits: Sequence[Visit], needed: Mapping[ExpertId, Sequence[Visit]]) -> None:
@@ -270,8 +270,7 @@ class ExpertPipeline:
         """An empty cache and idle readers."""
         kind = CudaTransfers if self._device.type == "cuda" else CpuTransfers
         self._cache = ExpertCache(self.plan.slabs, reserve=self.spec.top_k, policy=get_policy(self._options.eviction))
-        deep = len(self.spec.moe_layers) - self.plan.pinned_layers
-        self._room = room_for_working_set(self._cache, deep, self.spec.top_k)
+        self._rooms = rooms(self._cache, self.spec.moe_layers[self.plan.pinned_layers :], self.spec.top_k)
         self._transfers = kind(self._store, self._slabs, self._options.readers, self._host)
         self._traffic = ExpertTraffic(
             self.spec,

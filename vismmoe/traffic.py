@@ -48,6 +48,7 @@ class ExpertTraffic:
     def begin_request(self) -> None:
         """Guesses of an earlier request are no longer counted; what is resident stays."""
         self._guesses.begin_request()
+        self._prefetcher.begin_request()
 
     def read_ahead(self, tokens: int) -> None:
         """A prompt of so many tokens is coming, or likely to: a wide one's first layer is read from now on."""
@@ -87,6 +88,7 @@ class ExpertTraffic:
         requests: how many are at this layer together.
         """
         on_the_way = LayerDemand(needed, lasting, self._cache, self._transfers, self._guesses, run_below)
+        self._prefetcher.learn(lead, layer, needed)
         wide = self._ahead.is_wide(lead, len(needed))
         foreseen: Foreseen = {}
         if wide:

@@ -7,6 +7,8 @@ of all tokens 52 %.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,13 @@ def working_set(top_k_index: Tensor, visual_rows: Tensor, limit: int) -> list[in
     return [expert for value, expert in zip(best.values.tolist(), best.indices.tolist(), strict=True) if value > 0]
 
 
-def room_for_working_set(cache: ExpertCache, deep_layers: int, top_k: int) -> int:
-    """Experts a layer that may last, so that what passes through still has slabs; the last token's in any case."""
-    return max(top_k, (cache.slabs - cache.passage) // max(1, deep_layers))
+def rooms(cache: ExpertCache, deep_layers: Sequence[int], top_k: int) -> dict[int, int]:
+    """Experts of each layer that may last, so that what passes through still has slabs; the last token's in any case.
+
+    The first layer has twice the room: its misses are the only ones that nobody can foresee.
+    """
+    share = (cache.slabs - cache.passage) // (len(deep_layers) + 1)
+    found = {layer: max(top_k, share) for layer in deep_layers}
+    if deep_layers:
+        found[deep_layers[0]] = max(top_k, 2 * share)
+    return found

@@ -124,6 +124,30 @@ def test_first_use_is_a_load_and_the_second_a_hit(build: Any, checkpoint: Checkp
     assert pipeline.evictions == 0
 
 
+def test_a_forecast_that_never_comes_true_is_soon_not_loaded_any_more(build: Any, checkpoint: Checkpoint) -> None:
+    oracle = Oracle()
+    oracle.wanted = {layer: [9] for layer in range(LAYERS)}
+    pipeline, session = build(slabs=TOP_K * 5, predictor=oracle), session_of(checkpoint)
+    prefetched = []
+    for _ in range(20):
+        forward(pipeline, session, same_for_all_layers(0, 1, 2, 3))
+        prefetched.append(session.counters["decode"].prefetched)
+    assert prefetched[-1] == prefetched[9] < 10
+    assert session.counters["decode"].prefetched_used == 0
+
+
+def test_a_forecast_that_comes_true_goes_on_being_loaded(build: Any, checkpoint: Checkpoint) -> None:
+    oracle = Oracle(window=1)
+    pipeline, session = build(slabs=TOP_K * 5 + 8, predictor=oracle), session_of(checkpoint)
+    forward(pipeline, session, same_for_all_layers(0, 1, 2, 3))
+    for token in range(4, EXPERTS):  # each token needs one expert more that nobody has needed before
+        oracle.wanted = {layer: [token] for layer in range(LAYERS)}
+        forward(pipeline, session, same_for_all_layers(0, 1, 2, token))
+    told = session.counters["decode"]
+    assert told.prefetched_used >= 0.9 * 4 * (EXPERTS - 4), "in all layers but the first, which nobody foresees"
+    assert told.accesses == told.hits + told.demand_loads
+
+
 def test_pinned_layers_are_no_accesses(build: Any, checkpoint: Checkpoint) -> None:
     pipeline, session = build(slabs=0, pinned=LAYERS), session_of(checkpoint)
     forward(pipeline, session, same_for_all_layers(0, 5, 9, 15))

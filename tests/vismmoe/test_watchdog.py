@@ -1,29 +1,36 @@
-"""The watchdog gives up on copies that nobody uses, and says so."""
+"""The watchdog gives up on copies that nobody uses and on prefetching that makes tokens slower, and says so."""
 
 from __future__ import annotations
+
+import pytest
 
 from vismmoe.watchdog import Watchdog
 
 
-def test_wasted_copies_turn_prefetching_down_and_are_told() -> None:
+def issue(watchdog: Watchdog, count: int, used_every: int = 0) -> None:
+    for number in range(count):
+        if used_every and number % used_every == 0:
+            watchdog.used()
+        watchdog.issued(1)
+
+
+def test_wasted_copies_raise_the_bar_and_are_told_once() -> None:
     watchdog = Watchdog(20)
-    for _ in range(Watchdog.SAMPLE):
-        watchdog.issued(1)
-    assert watchdog.top == 10
-    assert "from 20 to 10" in watchdog.notes[0]
-    for _ in range(10 * Watchdog.SAMPLE):
-        watchdog.issued(1)
-    assert watchdog.top == 1, "never below one: what the user asked for stays on"
+    issue(watchdog, Watchdog.SAMPLE)
+    assert watchdog.bar == pytest.approx(0.75)
+    assert watchdog.notes == [
+        "Prefetching was turned down to experts that are needed with a chance of 75% or more (50% at first): less than "
+        "25% of what was loaded ahead was used."
+    ]
+    issue(watchdog, 10 * Watchdog.SAMPLE)
+    assert watchdog.bar == Watchdog.MOST < 1.0, "never to nothing: what the user asked for stays on"
     assert len(watchdog.notes) == 1
 
 
 def test_useful_copies_leave_prefetching_alone() -> None:
     watchdog = Watchdog(20)
-    for number in range(5 * Watchdog.SAMPLE):
-        watchdog.issued(1)
-        if number % 4 == 0:
-            watchdog.used()
-    assert watchdog.top == 20
+    issue(watchdog, 5 * Watchdog.SAMPLE, used_every=3)
+    assert watchdog.bar == Watchdog.BAR
     assert watchdog.notes == []
 
 
@@ -32,7 +39,7 @@ def test_dropped_copies_cost_nothing() -> None:
     for _ in range(3 * Watchdog.SAMPLE):
         watchdog.issued(1)
         watchdog.issued(-1)
-    assert watchdog.top == 20
+    assert watchdog.bar == Watchdog.BAR
 
 
 def tokens(watchdog: Watchdog, count: int, with_ms: float, without_ms: float) -> list[int]:
@@ -51,18 +58,27 @@ def test_prefetching_that_makes_tokens_slower_is_turned_down_with_both_times() -
     watchdog = Watchdog(20)
     allowed = tokens(watchdog, Watchdog.PERIOD + Watchdog.TRIAL + 1, with_ms=5.0, without_ms=4.0)
     assert allowed.count(0) == Watchdog.TRIAL + 1
-    assert watchdog.top == 10
+    assert watchdog.bar == pytest.approx(0.75)
     assert watchdog.notes == [
-        "Prefetching was turned down from 20 to 10 experts a layer: tokens took 5.00 ms with it and 4.00 ms without."
+        "Prefetching was turned down to experts that are needed with a chance of 75% or more (50% at first): tokens "
+        "took 5.00 ms with it and 4.00 ms without."
     ]
+
+
+def test_it_goes_on_being_turned_down_while_it_loses_and_then_is_tried_no_more() -> None:
+    watchdog = Watchdog(20)
+    round_tokens = Watchdog.PERIOD + Watchdog.TRIAL + 1
+    tokens(watchdog, 5 * round_tokens, with_ms=5.0, without_ms=4.0)
+    assert watchdog.bar == Watchdog.MOST
+    assert tokens(watchdog, 5 * round_tokens, with_ms=5.0, without_ms=4.0).count(0) == 0
 
 
 def test_prefetching_that_wins_is_tried_ever_less_often() -> None:
     watchdog = Watchdog(20)
     allowed = tokens(watchdog, 1000, with_ms=4.0, without_ms=5.0)
     trials = allowed.count(0) / (Watchdog.TRIAL + 1)
-    assert 2 <= trials <= 4
-    assert watchdog.top == 20
+    assert 2 <= trials <= 5
+    assert watchdog.bar == Watchdog.BAR
     assert watchdog.notes == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vismmoe.experts.cache import ExpertCache
-from vismmoe.working_set import room_for_working_set, working_set
+from vismmoe.working_set import rooms, working_set
 
 
 def test_the_last_token_comes_first_then_text_then_pictures() -> None:
@@ -28,7 +28,10 @@ def test_what_was_never_chosen_does_not_last() -> None:
     assert set(working_set(torch.tensor([[4, 9]]), torch.zeros(0, dtype=torch.int64), limit=5)) == {4, 9}
 
 
-def test_the_working_set_leaves_room_for_what_passes_through() -> None:
+def test_the_working_set_leaves_room_for_what_passes_through_and_most_to_the_layer_that_nobody_foresees() -> None:
     cache = ExpertCache(154, reserve=8)
-    assert room_for_working_set(cache, deep_layers=4, top_k=8) * 4 + cache.passage <= 154
-    assert room_for_working_set(ExpertCache(9, reserve=8), deep_layers=4, top_k=8) == 8
+    found = rooms(cache, (3, 4, 5, 6), top_k=8)
+    assert sum(found.values()) + cache.passage <= 154
+    assert found[3] == 2 * found[4] == 2 * found[6]
+    assert rooms(ExpertCache(9, reserve=8), (0, 1), top_k=8) == {0: 8, 1: 8}
+    assert rooms(ExpertCache(0, reserve=8), (), top_k=8) == {}

@@ -26,7 +26,7 @@ from vismmoe.trace import TraceSet
 from vismmoe.traffic import ExpertTraffic
 from vismmoe.types import ExpertId, LayerState, ModelSpec, Phase
 from vismmoe.watchdog import Watchdog
-from vismmoe.working_set import room_for_working_set
+from vismmoe.working_set import rooms
 
 LOOKAHEAD_TOP = 20  # B, as the runtime's default
 
@@ -162,7 +162,7 @@ class Replay:
         self._oracle = None if foresight is None else _Oracle(foresight, self._spend_foreseeing)
         cache = ExpertCache(setting.slots, reserve=setting.spec.top_k, policy=get_policy(policy))
         self._cache = cache
-        self._room = room_for_working_set(cache, len(setting.deep_layers), setting.spec.top_k)
+        self._rooms = rooms(cache, setting.deep_layers, setting.spec.top_k)
         self._traffic = ExpertTraffic(
             setting.spec,
             setting.pinned_layers,
@@ -253,7 +253,7 @@ class Replay:
         known = self._setting.working_sets.get((int(self._setting.traces.request[row.number]), row.layer))
         if known is None:
             known = [expert for expert, _ in sorted(row.demand, key=lambda place: -place[1])]
-        return {ExpertId(row.layer, expert) for expert in known[: self._room]}
+        return {ExpertId(row.layer, expert) for expert in known[: self._rooms[row.layer]]}
 
     def _state(self, row: Row) -> LayerState:
         """The prefetcher needs to know where it is; what a predictor sees was looked at beforehand."""

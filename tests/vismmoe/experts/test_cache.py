@@ -250,6 +250,36 @@ def test_the_least_frequent_leaves_first_and_the_evicted_are_remembered() -> Non
     assert often in cache
 
 
+def test_the_chance_of_an_expert_is_its_share_of_its_layers_visits() -> None:
+    cache = ExpertCache(4)
+    always, half, never = (ExpertId(0, number) for number in range(3))
+    for visit in range(64):
+        cache.begin_step()
+        demand(cache, always)
+        if visit % 2:
+            demand(cache, half)
+        cache.expire_layer(0)
+    assert cache.chance(always) == pytest.approx(1.0)
+    assert cache.chance(half) == pytest.approx(0.5, abs=0.02)
+    assert cache.chance(never) == cache.chance(ExpertId(1, 0)) == 0.0
+
+
+def test_nobody_leaves_for_a_guess_that_is_less_likely() -> None:
+    cache = ExpertCache(2)
+    often, seldom, guess = (ExpertId(0, number) for number in range(3))
+    for visit in range(4):
+        cache.begin_step()
+        demand(cache, often)
+        if not visit:
+            demand(cache, seldom)
+        cache.expire_layer(0)
+    cache.begin_step()
+    assert cache.speculate(guess, 0.2, chance=0.2) is None, "the one that leaves first was used one time in four"
+    assert cache.speculate(guess, 0.6, chance=0.6) == Placement(1, seldom)
+    cache.landed(guess)
+    assert cache.speculate(ExpertId(0, 3), 0.9, chance=0.9) is None
+
+
 def test_old_uses_fade_from_the_frequency() -> None:
     old, new = Use(), Use()
     for _ in range(8):
