@@ -28,6 +28,7 @@ from vismmoe.experts.plan import MemoryPlan
 from vismmoe.images import load_images, notes_of
 from vismmoe.lockstep import LockStep
 from vismmoe.memory import ResidentPeak, arithmetic_threads
+from vismmoe.models.catalogue import check_compression
 from vismmoe.models.checkpoint import Checkpoint, open_checkpoint
 from vismmoe.models.dtypes import resolve_device, resolve_dtype
 from vismmoe.models.generation import (
@@ -139,7 +140,8 @@ class Engine:
             read = tensor_reader(checkpoint, model, device=self._device, dtype=dtype)
             self._tower = StreamedTower(model, checkpoint, read)
         last = checkpoint.spec.moe_layers[self.prefix_layers - 1] if self.prefix_layers else -1
-        StackHooks(model, checkpoint.family, last + 1, lambda: self._here.session)
+        self.boundary = last + 1  # first decoder layer that sees only the kept tokens
+        StackHooks(model, checkpoint.family, self.boundary, lambda: self._here.session)
         route_experts(model, checkpoint.family, self._runner)
 
     @classmethod
@@ -267,6 +269,7 @@ class Engine:
         compressor = get_compressor(
             request.compressor, salient_ratio=self.config.salient_ratio, trade_off=self.config.trade_off
         )
+        check_compression(self.checkpoint.family, compressor, request.keep_ratio)
         loaded = load_images(request.images)
         images = self._resized(loaded, compressor, request.keep_ratio)
         started = time.perf_counter()
@@ -376,8 +379,8 @@ class Engine:
         try:
             with torch.inference_mode():
                 ids = self._model.generate(  # type: ignore[operator]
-                    **{name: value.to(self._device) for name, value in session.prompt.inputs.items()},
-                    **{CACHE_ARGUMENT: allocated_cache(self.checkpoint.config, asked.request.max_new_tokens)},
+                    **{name: self._placed(value) for name, value in session.prompt.inputs.items()},
+                    **{CACHE_ARGUMENT: self._cache_of(asked)},
                     generation_config=greedy_config(self._stop, self._processor, asked.request.max_new_tokens),
                     logits_processor=token_chooser(asked.request.sampling),
                     streamer=None if on_text is None else text_stream(tokenizer_of(self._processor), on_text),
@@ -385,6 +388,13 @@ class Engine:
         finally:
             self._here.session = None
         return ids[0, session.prompt.tokens :].tolist(), time.perf_counter()
+
+    def _placed(self, value: Any) -> Any:
+        return value.to(self._device) if isinstance(value, Tensor) else value
+
+    def _cache_of(self, asked: _Asked) -> Any:
+        config, new_tokens = self.checkpoint.config, asked.request.max_new_tokens
+        return allocated_cache(config, new_tokens, whole=asked.session.compresses)
 
     def _runner(self, layer: int) -> ExpertsRunner:
         def run(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

@@ -109,6 +109,11 @@ class Session:
         self._kept_visual: Tensor | None = None
 
     @property
+    def compresses(self) -> bool:
+        """Whether deeper layers see fewer visual tokens than the prompt has."""
+        return self._compressor is not None
+
+    @property
     def phase(self) -> Phase:
         return "prefill" if self.step <= 0 else "decode"
 
@@ -174,14 +179,15 @@ class Session:
 
     def visual_tokens(self) -> VisualTokens:
         """All that a compressor may look at; the prefix must have run."""
-        if self.embeddings is None or self._saliency is None:
+        if self.embeddings is None:
             raise RuntimeError("the vision tower and the prefix have not run yet")
         experts, weights = zip(*(self._choices[layer] for layer in self._prefix), strict=True)
         assert self._states is not None
         states = self._states[self._visual]
         after = int(self._visual[-1]) + 1 if len(self._visual) else 0
+        unknown = torch.zeros(len(self._visual), device=self._device)
         return VisualTokens(
-            saliency=self._saliency,
+            saliency=unknown if self._saliency is None else self._saliency,
             embeddings=self.embeddings,
             positions=self._visual,
             image_index=self.prompt.image_index.to(self._device),

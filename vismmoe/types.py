@@ -83,7 +83,7 @@ class AheadDemand:
 class VisualTokens:
     """All that a compressor may look at, for the visual tokens of one request (N of them, prompt order)."""
 
-    saliency: Tensor  # (N,) float32 in [0, 1]: attention received in the vision tower
+    saliency: Tensor  # (N,) float32 in [0, 1]: attention received in the vision tower; zeros where it does not tell
     embeddings: Tensor  # (N, H) visual embeddings as the decoder receives them
     positions: Tensor  # (N,) int64 index of each visual token in the prompt
     image_index: Tensor  # (N,) int64 which image of the request
@@ -100,6 +100,7 @@ class Compressor(Protocol):
     """Chooses the visual tokens that the deeper layers see."""
 
     layers_ahead: ClassVar[int]  # deeper MoE layers that VisualTokens.ahead must speak of; 0: none
+    needs_saliency: ClassVar[bool]  # whether it is lost in a family whose vision tower does not tell saliency
 
     @property
     def name(self) -> str: ...

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from differences import DIFFERENCES
+from processors import processor, tokenizer
 from torch import nn
 
 from vismmoe.models.catalogue import Family
@@ -33,16 +34,6 @@ SIZES: Mapping[str, Any] = {
     "depth": 2, "num_heads": 2, "patch_size": 8, "out_hidden_size": 32, "num_position_embeddings": 64,
     "pad_token_id": 256, "bos_token_id": 256, "eos_token_id": 258,
 }  # fmt: skip
-SPECIAL = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>",
-    "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>",
-)  # fmt: skip
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
-    "{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 def tiny_config(family: Family) -> Any:
@@ -77,56 +68,16 @@ def enliven(model: nn.Module, family: Family) -> None:
                 value.normal_(0, 0.1)
 
 
-def tokenizer() -> Any:
-    """One token a byte."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import Qwen2TokenizerFast
-
-    alphabet = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    bytewise = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
-    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytewise.decoder = decoders.ByteLevel()
-    bytewise.add_special_tokens(list(SPECIAL))
-    made = Qwen2TokenizerFast(
-        tokenizer_object=bytewise, eos_token="<|im_end|>", pad_token="<|endoftext|>",
-        extra_special_tokens=list(SPECIAL[3:]),
-    )  # fmt: skip
-    made.chat_template = TEMPLATE
-    return made
-
-
-def processor(family: Family, config: Any) -> Any:
-    """A processor whose tensors are those that the family's model takes."""
-    return _dynamic(config)
-
-
-def _dynamic(config: Any) -> Any:
-    """Patches in rows with image_grid_thw, as Qwen and its kin take them."""
-    from transformers import Qwen3VLProcessor, Qwen3VLVideoProcessor
-    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
-
-    vision = config.vision_config
-    sides = {
-        "patch_size": vision.patch_size, "merge_size": vision.spatial_merge_size,
-        "temporal_patch_size": vision.temporal_patch_size,
-    }  # fmt: skip
-    sizes = {"shortest_edge": 32 * 32, "longest_edge": 256 * 256}
-    return Qwen3VLProcessor(
-        image_processor=Qwen2VLImageProcessor(size=sizes, **sides),
-        tokenizer=tokenizer(),
-        video_processor=Qwen3VLVideoProcessor(size=sizes, **sides),
-        chat_template=TEMPLATE,
-    )
-
-
 def _shrink(config: dict[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, dict) and key.endswith("config"):
+        if key == "per_layer_config":  # of layers that are not there any more
+            out[key] = {}
+        elif isinstance(value, dict) and key.endswith("config"):
             out[key] = _shrink(value)
         elif key in SIZES and value is not None:
             out[key] = SIZES[key]
-        elif key in ("layer_types", "mlp_layer_types") and isinstance(value, list):
+        elif isinstance(value, list) and len(value) == config.get("num_hidden_layers"):
             out[key] = value[:LAYERS]
         else:
             out[key] = value

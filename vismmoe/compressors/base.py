@@ -13,6 +13,7 @@ class Method:
     """What a compressor needs unless it says otherwise."""
 
     layers_ahead: ClassVar[int] = 0  # deeper MoE layers whose experts it wants to know of each token
+    needs_saliency: ClassVar[bool] = True  # False: it chooses without VisualTokens.saliency too
 
     def resize(self, width: int, height: int, keep_ratio: float, token_px: int) -> tuple[int, int]:
         """(width, height) in pixels that the picture is brought to before the vision tower sees it."""

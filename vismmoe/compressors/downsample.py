@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from vismmoe.types import VisualTokens
 class DownsampleCompressor(Method):
     """The picture is made smaller before the vision tower sees it; all of its tokens are kept."""
 
+    needs_saliency: ClassVar[bool] = False
     name: str = "downsample"
 
     def resize(self, width: int, height: int, keep_ratio: float, token_px: int) -> tuple[int, int]:

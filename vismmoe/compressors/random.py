@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ class RandomCompressor(Method):
     """Each subset of the asked size is equally likely; the same visual tokens give the same subset."""
 
     seed: int = 0
+    needs_saliency: ClassVar[bool] = False
     name: str = "random"
 
     def keep(self, visual: VisualTokens, count: int) -> Tensor:

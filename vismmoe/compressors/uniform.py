@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from vismmoe.types import VisualTokens
 class UniformCompressor(Method):
     """An even stride over all visual tokens, centred in each stretch."""
 
+    needs_saliency: ClassVar[bool] = False
     name: str = "uniform"
 
     def keep(self, visual: VisualTokens, count: int) -> Tensor:

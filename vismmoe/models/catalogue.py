@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vismmoe.errors import CheckpointError
+from vismmoe.errors import CheckpointError, UsageError
+from vismmoe.types import Compressor
 
+MANY = 1_000_000  # visual tokens, to ask a compressor whether it drops any
 PUBLISHED_PREFIX_LAYERS = 10  # of 48 (VisMMoE §4.3)
 
 
@@ -25,6 +27,9 @@ class Vision:
     )
     saliency: str = "vismmoe.models.saliency:packed_saliency"  # function that looks into it
     mask_input: str | None = None  # processor output (1, T) that marks visual tokens, where the config names no token
+    list_inputs: tuple[str, ...] = ()  # processor outputs that the model takes and that are no tensors
+    row_ends: int = 0  # visual tokens at the end of each row of an image, beside those of its patches
+    keeps_all: str | None = None  # why no visual token can be dropped; None: they can
 
 
 @dataclass(frozen=True)
@@ -51,12 +56,13 @@ def _text(model_type: str, model_class: str, **differences: str | None) -> Famil
     return Family(model_type, model_class, **differences)  # type: ignore[arg-type]
 
 
-def _image(model_type: str, model_class: str, vision: Vision, **differences: str) -> Family:
+def _image(model_type: str, model_class: str, vision: Vision, **differences: str | None) -> Family:
     return Family(model_type, model_class, vision=vision, **{"layers": "model.language_model.layers", **differences})  # type: ignore[arg-type]
 
 
 _SPARSE_BLOCK = {"experts": "block_sparse_moe.experts", "router": "block_sparse_moe.router"}
 _MIXER = {"experts": "mixer.experts", "router": "mixer.gate", "moe_norm": "norm"}
+_BY_PLACE = "its sparse attention finds cached tokens by their place in the cache, which dropping would shift"
 _FEED_FORWARD = {"experts": "feed_forward.experts"}
 
 _IMAGE_FAMILIES = (
@@ -79,6 +85,45 @@ _IMAGE_FAMILIES = (
     _image(
         "qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration",
         Vision("model.visual", saliency_attention="model.visual.blocks.-1.attn"),
+    ),
+    _image(
+        "qwen3_omni_moe_thinker", "Qwen3OmniMoeThinkerForConditionalGeneration",
+        Vision("model.visual", saliency_attention="model.visual.blocks.-1.attn"),
+    ),
+    _image(
+        "aria", "AriaForConditionalGeneration", Vision("model.vision_tower", "image_token_index"),
+        router="mlp.router",
+    ),
+    _image("deepseek_ocr2", "DeepseekOcr2ForConditionalGeneration", Vision("model.vision_tower")),
+    _image(
+        "gemma4", "Gemma4ForConditionalGeneration", Vision("model.vision_tower"),
+        experts="experts", router="router", moe_norm=None,
+    ),
+    _image("glm5_next", "Glm5NextForConditionalGeneration", Vision("model.visual", keeps_all=_BY_PLACE)),
+    _image("hy_v4_vl", "HYV4VLForConditionalGeneration", Vision("model.vision_tower", row_ends=1, keeps_all=_BY_PLACE)),
+    _image("kimi_k25", "Kimi_K25ForConditionalGeneration", Vision("model.vision_tower")),
+    _image(
+        "minimax_m3_vl", "MiniMaxM3SparseForConditionalGeneration",
+        Vision("model.vision_tower", "image_token_index", keeps_all=_BY_PLACE),
+    ),
+    _image(
+        "mistral_large4", "MistralLarge4ForConditionalGeneration",
+        Vision("model.vision_tower", "image_token_index", keeps_all=_BY_PLACE),
+    ),
+    _image(
+        "muse_spark", "MuseSparkForConditionalGeneration", Vision("model.vision_tower"),
+        moe_norm="pre_feedforward_layernorm",
+    ),
+    _image(
+        "qwen4_exp", "Qwen4ExpForConditionalGeneration",
+        Vision("model.visual", saliency_attention="model.visual.blocks.-1.attn", keeps_all=_BY_PLACE),
+    ),
+    _image(
+        "unlimited_ocr", "UnlimitedOcrForConditionalGeneration",
+        Vision(
+            "model.vision_tower", list_inputs=("num_local_patches", "patches_grid"),
+            keeps_all="its cache takes it that every layer has seen the whole prompt",
+        ),
     ),
 )  # fmt: skip
 
@@ -139,33 +184,21 @@ FAMILIES: Mapping[str, Family] = {family.model_type: family for family in (*_IMA
 _OWN_INPUTS = "its images come through a processor and a tower of their own, which were not tried"
 _UNTRIED = "no small model of it could be built to try it on"
 REFUSED: Mapping[str, str] = {
-    "aria": _OWN_INPUTS,
     "bailing_hybrid": _UNTRIED,
-    "deepseek_ocr2": _OWN_INPUTS,
     "diffusion_gemma": "it answers by diffusion over blocks, not token by token",
     "dots3_note": _OWN_INPUTS + "; its vision tower has routed experts too",
     "ernie4_5_vl_moe": "text and visual tokens have experts of their own and different sizes in one layer",
-    "gemma4": _OWN_INPUTS,
     "gemma4_text": _UNTRIED,
-    "glm5_next": _OWN_INPUTS,
-    "hy_v4_vl": _OWN_INPUTS,
     "inkling2": "its published experts have interleaved rows, which are not plain byte ranges",
     "inkling2_loop": "its published experts are quantised",
     "inkling_mm_model": "its published experts have interleaved rows, which are not plain byte ranges",
-    "kimi_k25": _OWN_INPUTS,
     "llama4": "its experts weight the tokens before the matrix products and do not use transformers' experts interface",
     "longcat_flash": "its experts include such that do nothing, outside transformers' experts interface",
     "minimax": "it brings a key-value cache of its own, which the engine does not allocate",
-    "minimax_m3_vl": _OWN_INPUTS,
     "mistral4": _UNTRIED,
-    "mistral_large4": _OWN_INPUTS,
-    "muse_spark": _OWN_INPUTS,
     "nemotron_h_omni": _OWN_INPUTS,
     "openai_privacy_filter": "it labels tokens and does not answer",
     "qwen3_omni_moe": "it speaks and listens; only text and images are run",
-    "qwen3_omni_moe_thinker": _OWN_INPUTS,
-    "qwen4_exp": _OWN_INPUTS,
-    "unlimited_ocr": _OWN_INPUTS,
 }
 
 
@@ -179,6 +212,23 @@ def family_of(model_type: object) -> Family:
             f"model_type {model_type!r} is not built yet; this version runs {', '.join(sorted(FAMILIES))}"
         )
     return family
+
+
+def check_compression(family: Family, compressor: Compressor, keep_ratio: float) -> None:
+    """UsageError where visual tokens of the family cannot be dropped, or not by this compressor."""
+    if keep_ratio == 1 or family.vision is None:
+        return
+    drops = compressor.count(MANY, keep_ratio) < MANY
+    if drops and family.vision.keeps_all is not None:
+        raise UsageError(
+            f"no visual token of {family.model_type} can be dropped: {family.vision.keeps_all}; "
+            "leave the keep ratio at 1, or use the compressor 'downsample'"
+        )
+    if compressor.needs_saliency and family.vision.saliency_attention is None:
+        raise UsageError(
+            f"the vision tower of {family.model_type} does not tell what it attends to, which the compressor "
+            f"{compressor.name!r} asks for: use uniform, random or downsample"
+        )
 
 
 def default_prefix_layers(family: Family, moe_layers: int) -> int:

@@ -52,7 +52,7 @@ def image_limits(checkpoint: Checkpoint) -> ImageLimits:
         raise CheckpointError(f"{checkpoint.folder}: its processor limits pictures to {least!r} to {most!r} pixels")
     return ImageLimits(
         patch=_side(vision, "patch_size", 14),
-        merge=_side(vision, "spatial_merge_size", 1),
+        merge=_merge(vision),
         least_pixels=int(least),
         most_pixels=int(most),
     )
@@ -167,7 +167,7 @@ def vision_activations(checkpoint: Checkpoint, tokens: int, dtype: torch.dtype) 
     if vision is None or not tokens:
         return 0
     width = int(_known(vision, "hidden_size", "embed_dim", "width") or 1024)
-    patches = tokens * _side(vision, "spatial_merge_size", 1) ** 2
+    patches = tokens * _merge(vision) ** 2
     channels = int(_known(vision, "in_channels", "num_channels") or 3)
     pixels = patches * channels * _side(vision, "temporal_patch_size", 1) * _side(vision, "patch_size", 14) ** 2
     # q, k, v, their rotations; or the MLP
@@ -205,6 +205,12 @@ def _deepstack(vision: Any) -> int:
     return len(_known(vision, "deepstack_visual_indexes") or ())
 
 
+def _merge(vision: Any) -> int:
+    """Patches along each side of what becomes one visual token."""
+    names = ("spatial_merge_size", "merge_size", "merge_kernel_size", "pooling_kernel_size")
+    return next((side for name in names if (side := _side(vision, name, 0))), 1)
+
+
 def _side(config: Any, name: str, otherwise: int) -> int:
     """A size that some configs give for both sides."""
     value = _known(config, name)
@@ -215,4 +221,11 @@ def _side(config: Any, name: str, otherwise: int) -> int:
 
 def _known(config: Any, *names: str) -> Any:
     """The first of the config's values that is set."""
-    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
+    return next((value for name in names if (value := _value(config, name)) is not None), None)
+
+
+def _value(config: Any, name: str) -> Any:
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # transformers does not tell what differs between layers: the largest is planned for
+        return max(getattr(layer, name) for layer in config.per_layer_config)

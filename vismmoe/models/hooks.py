@@ -128,10 +128,11 @@ class StackHooks:
             if held is None:
                 return None
             hidden = args[0] if args else kwargs.pop("hidden_states")
-            kept = session.kept() if kwargs["position_embeddings"][0].shape[1] > 1 else None
+            kept = session.kept() if hidden.shape[1] > 1 else None
             if index == self._boundary and kept is not None:
                 hidden = hidden[:, kept]
-            return (hidden, *args[1:]), pruned_kwargs(kwargs, kept, held, session.known_tokens)
+            more = args[1:] if kept is None else [_pruned_rows(value, hidden, kept) for value in args[1:]]
+            return (hidden, *more), pruned_kwargs(kwargs, kept, held, session.known_tokens)
 
         return hook
 
@@ -156,15 +157,16 @@ def submodule(model: nn.Module, path: str) -> nn.Module:
 
 
 def pruned_kwargs(kwargs: dict[str, Any], kept: Tensor | None, held: Tensor, known: int) -> dict[str, Any]:
-    """The layer's keyword arguments for the kept tokens: rotary (cos, sin) (1, T, d), positions (1, T), mask.
+    """The layer's keyword arguments for the kept tokens: rotary (cos, sin) (1, T, d) or what stands for them,
+    positions (1, T), mask over the original positions.
 
     kept: rows of this forward that are left, None in decode; held: which of the first `known` cached tokens have keys
     in this layer: the mask has one column for each of them and for each later token.
     """
     out = dict(kwargs)
     if kept is not None:
-        cos, sin = kwargs["position_embeddings"]
-        out["position_embeddings"] = (cos[:, kept], sin[:, kept])
+        if "position_embeddings" in kwargs:
+            out["position_embeddings"] = _pruned_rotary(kwargs["position_embeddings"], kept)
         if kwargs.get("position_ids") is not None:
             out["position_ids"] = kwargs["position_ids"][..., kept]  # (1, T), or (3, 1, T) for time, row and column
     mask = kwargs.get("attention_mask")
@@ -174,6 +176,19 @@ def pruned_kwargs(kwargs: dict[str, Any], kept: Tensor | None, held: Tensor, kno
         rows = mask if kept is None else mask[:, :, kept]
         out["attention_mask"] = torch.cat((rows[..., held], rows[..., known:]), dim=-1)
     return out
+
+
+def _pruned_rotary(rotary: Any, kept: Tensor) -> Any:
+    """(cos, sin), each (1, T, d); one complex tensor (1, T, d); or None in a layer without positions."""
+    if rotary is None:
+        return None
+    return rotary[:, kept] if isinstance(rotary, Tensor) else tuple(part[:, kept] for part in rotary)
+
+
+def _pruned_rows(value: Any, hidden: Tensor, kept: Tensor) -> Any:
+    """A layer's further input with a row for each token of the prompt, (1, T, ...); anything else as it is."""
+    per_token = isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] > hidden.shape[1]
+    return value[:, kept] if per_token else value
 
 
 def add_deepstack(

@@ -10,19 +10,22 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import utils
 
 CACHE_ARGUMENT: str = getattr(utils, "ALL_CACHE_NAMES", ("past_key_values",))[0]  # its name has changed in version 5
 
 
-def allocated_cache(config: Any, new_tokens: int) -> Any:
+def allocated_cache(config: Any, new_tokens: int, *, whole: bool = False) -> Any:
     """A cache for `generate()` with room for the prompt and `new_tokens` more. config: the model's, with its decoder's.
 
     Layers of other kinds (a sliding window, a recurrent state) stay as transformers makes them: they do not grow.
+    whole: sliding windows keep all tokens too. Where tokens are dropped, what lies in the window is told by original
+    positions (the mask), not by how many tokens are cached.
     """
     cache = DynamicCache(config=config)
-    cache.layers = [_AllocatedLayer(new_tokens) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    kinds = (DynamicLayer, DynamicSlidingWindowLayer) if whole else (DynamicLayer,)
+    cache.layers = [_AllocatedLayer(new_tokens) if type(layer) in kinds else layer for layer in cache.layers]
     return cache
 
 

@@ -19,7 +19,7 @@ from vismmoe.models.load import tokenizer_of
 class Prompt:
     """The tokenised request. N visual tokens of all images, in prompt order."""
 
-    inputs: Mapping[str, Tensor]  # what the model takes, on the CPU
+    inputs: Mapping[str, Any]  # what the model takes, tensors on the CPU
     tokens: int
     visual_positions: Tensor  # (N,) int64 index in the prompt
     image_index: Tensor  # (N,) int64
@@ -59,36 +59,42 @@ def _text(processor: Any, images: int, question: str) -> str:
     return str(text)
 
 
-def _inputs(processor: Any, family: Family, images: Sequence[Image.Image], text: str) -> dict[str, Tensor]:
-    """What the model takes, through the processor: tensors only."""
+def _inputs(processor: Any, family: Family, images: Sequence[Image.Image], text: str) -> dict[str, Any]:
+    """What the model takes, through the processor: tensors, and what the family names beside them."""
     pictures = {"images": list(images) or None} if family.vision is not None else {}
     try:
         inputs = dict(processor(text=[text], return_tensors="pt", **pictures))
     except ValueError as error:
+        if not images:
+            raise CheckpointError(f"the checkpoint's processor fails ({error})") from error
         sizes = ", ".join(f"{image.width} x {image.height}" for image in images)
         raise ImageError(f"the model's processor refuses an image of {sizes}: {error}") from None
-    return {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+    more = family.vision.list_inputs if family.vision is not None and images else ()
+    return {name: value for name, value in inputs.items() if isinstance(value, Tensor) or name in more}
 
 
-def _visual_positions(inputs: Mapping[str, Tensor], config: Any, family: Family) -> Tensor:
+def _visual_positions(inputs: Mapping[str, Any], config: Any, family: Family) -> Tensor:
     """(N,) int64 index of each visual token in the prompt."""
     if family.vision is None:
         return torch.zeros(0, dtype=torch.int64)
     if family.vision.mask_input is not None:
-        return inputs[family.vision.mask_input][0].bool().nonzero().squeeze(-1)
+        marked: Tensor = inputs[family.vision.mask_input]
+        return marked[0].bool().nonzero().squeeze(-1)
     token = getattr(config, family.vision.token_key)
-    return (inputs["input_ids"][0] == int(token)).nonzero().squeeze(-1)
+    ids: Tensor = inputs["input_ids"]
+    return (ids[0] == int(token)).nonzero().squeeze(-1)
 
 
 def _grid(
-    processor: Any, config: Any, family: Family, inputs: Mapping[str, Tensor], images: Sequence[Image.Image], total: int
+    processor: Any, config: Any, family: Family, inputs: Mapping[str, Any], images: Sequence[Image.Image], total: int
 ) -> tuple[tuple[int, int], ...]:
     """Per image: rows and columns of visual tokens; one row where the processor does not tell them."""
     if not images:
         return ()
     if (found := inputs.get("image_grid_thw")) is not None:
-        merge = int(getattr(config.vision_config, "spatial_merge_size", None) or 1)
-        return tuple((rows // merge, columns // merge) for _, rows, columns in found.tolist())
+        merge = int(getattr(processor.image_processor, "merge_size", None) or 1)
+        ends = family.vision.row_ends if family.vision is not None else 0
+        return tuple((rows // merge, columns // merge + ends) for _, rows, columns in found.tolist())
     if (own := getattr(processor, "visual_grids", None)) is not None:
         grids: tuple[tuple[int, int], ...] = own(inputs)
         return grids
