@@ -188,7 +188,7 @@ def _hide(theirs: Any, engine: Engine, request: Request) -> None:
     """Deeper layers of `theirs` see the prompt that ours see after compression."""
     ((_, session),) = engine._answer((request,), None, None)
     kept = session.kept()
-    dropped = torch.ones(session.prompt_tokens, dtype=torch.bool)
+    dropped = torch.ones(session.prompt.tokens, dtype=torch.bool)
     dropped[kept] = False
     columns = dropped.nonzero().squeeze(-1)
 

@@ -21,6 +21,7 @@ from vismmoe.types import ModelBytes
 from vismmoe.untrusted import read_json
 
 PAGE_BYTES = 4096
+AREA = 16_384  # "longest_edge" of a processor is a side in pixels below this and an area above
 MAX_EDGE = 1 << 40
 
 
@@ -50,6 +51,8 @@ def image_limits(checkpoint: Checkpoint) -> ImageLimits:
     least, most = (edges[name] for name in ("shortest_edge", "longest_edge"))
     if not all(isinstance(edge, (int, float)) and 0 < edge < MAX_EDGE for edge in (least, most)):
         raise CheckpointError(f"{checkpoint.folder}: its processor limits pictures to {least!r} to {most!r} pixels")
+    if most < AREA:  # given as a side
+        most = most**2
     return ImageLimits(
         patch=_side(vision, "patch_size", 14),
         merge=_merge(vision),
