@@ -8,6 +8,7 @@ import torch
 
 from vismmoe.config import ModelConfig, PlanConfig, resolve_model
 from vismmoe.errors import BudgetError
+from vismmoe.experts.files import staging_bytes
 from vismmoe.experts.places import slack_bytes
 from vismmoe.experts.plan import Machine, MemoryPlan, plan_memory
 from vismmoe.limits import available_memory
@@ -63,10 +64,12 @@ def sizes_of(
         image_size=image_size,
         compute_dtype=dtype,
         context_tokens=context_tokens,
-        readers=config.readers,
         streamed_vision=config.vision == "streamed",
     )
-    return replace(sizes, slack_bytes=slack_bytes(checkpoint.layout, packed=device.type != "cpu"))
+    layout, on_cpu = checkpoint.layout, device.type == "cpu"
+    slack = slack_bytes(layout, packed=not on_cpu)
+    buffers = staging_bytes(layout, config.readers) if on_cpu else config.readers * (layout.expert_bytes + slack)
+    return replace(sizes, slack_bytes=slack, staging_bytes=sizes.staging_bytes + buffers)
 
 
 def prefix_layers(checkpoint: Checkpoint, config: ModelConfig) -> int:

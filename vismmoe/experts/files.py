@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from vismmoe.errors import CheckpointError
-from vismmoe.experts.places import BLOCK
+from vismmoe.experts.places import BLOCK, Places
+from vismmoe.types import ExpertLayout
 
 STAGING_BYTES = 4 << 20  # the longest direct read: longer ones gain nothing more
 _PROBE_BYTES = 16 * BLOCK
@@ -23,7 +24,7 @@ class StagingPool:
     """Page-aligned read buffers, as many as there are reads at the same time (readers, and the thread that waits)."""
 
     def __init__(self, expert_bytes: int) -> None:
-        self.block_bytes = min(STAGING_BYTES, -(-expert_bytes // BLOCK) * BLOCK + 2 * BLOCK)
+        self.block_bytes = _staging_block(expert_bytes)
         self._free: list[memoryview] = []
         self._lock = threading.Lock()
 
@@ -39,6 +40,19 @@ class StagingPool:
         finally:
             with self._lock:
                 self._free.append(block)
+
+
+def staging_bytes(layout: ExpertLayout, readers: int) -> int:
+    """What so many threads that read touch of their staging at most. Of large experts the one that waits reads, too."""
+    places, block = Places.in_host_memory(layout), _staging_block(layout.expert_bytes)
+    if not places.shifts:
+        return readers * block
+    in_place = all(piece.in_place for expert, held in layout.ranges.items() for piece in places.pieces(expert, held))
+    return 0 if in_place else (readers + 1) * block
+
+
+def _staging_block(expert_bytes: int) -> int:
+    return min(STAGING_BYTES, -(-expert_bytes // BLOCK) * BLOCK + 2 * BLOCK)
 
 
 class ExpertFile:

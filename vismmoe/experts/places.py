@@ -32,6 +32,11 @@ class Piece:
     first: int  # bytes from `first` to `last` of the slab are this read's: its neighbourhood in the file may go there
     last: int
 
+    @property
+    def in_place(self) -> bool:
+        """Whether whole blocks of the file come to whole blocks of the slab."""
+        return (self.start - self.range.offset) % BLOCK == 0
+
 
 @dataclass(frozen=True)
 class Places:

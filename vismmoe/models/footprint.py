@@ -20,7 +20,6 @@ from vismmoe.models.tower import held_bytes, streamed_names
 from vismmoe.types import ModelBytes
 from vismmoe.untrusted import read_json
 
-PAGE_BYTES = 4096
 AREA = 16_384  # "longest_edge" of a processor is a side in pixels below this and an area above
 MAX_EDGE = 1 << 40
 
@@ -97,10 +96,10 @@ def model_bytes(
     image_size: tuple[int, int],
     compute_dtype: torch.dtype,
     context_tokens: int,
-    readers: int = 1,
     streamed_vision: bool = False,
 ) -> ModelBytes:
-    """What `plan_memory` reckons with, for a request of `context_tokens` with an image of `image_size` pixels."""
+    """What `plan_memory` reckons with, for a request of `context_tokens` with an image of `image_size` pixels. How
+    experts are read is the caller's to add: read buffers and slack."""
     tower = f"{checkpoint.family.vision.tower}." if checkpoint.family.vision else None
     shared = re.compile(rf"^{re.escape(checkpoint.family.layers)}\.\d+\..*shared_(expert|mlp)")
     sizes = {"vision": 0, "shared_experts": 0, "backbone": 0}
@@ -118,8 +117,7 @@ def model_bytes(
         moe_layers=len(checkpoint.spec.moe_layers),
         kv_bytes_per_token=kv_values(checkpoint) * compute_dtype.itemsize,
         activation_bytes=request_activations(checkpoint, tokens, max(tokens, context_tokens), compute_dtype),
-        staging_bytes=readers * (checkpoint.layout.expert_bytes + 2 * PAGE_BYTES)
-        + _upcast_bytes(checkpoint, compute_dtype),
+        staging_bytes=_upcast_bytes(checkpoint, compute_dtype),
         top_k=checkpoint.spec.top_k,
     )
 

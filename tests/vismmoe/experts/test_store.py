@@ -16,6 +16,7 @@ import torch
 
 from vismmoe.errors import CheckpointError
 from vismmoe.experts import files as files_module
+from vismmoe.experts.files import staging_bytes
 from vismmoe.experts.slabs import SlabPool
 from vismmoe.experts.store import ExpertStore
 from vismmoe.types import ExpertId, ExpertLayout, ExpertRange, PartShape
@@ -197,6 +198,7 @@ def test_large_parts_come_straight_to_their_place(make_masters: Callable[..., An
         store._staging._free.clear()
         read_all(store, masters)
         assert (store._staging._free == []) == (lead % 2 == 0), "staging is borrowed where something has to be copied"
+        assert (staging_bytes(masters.layout, 1) == 0) == (lead % 2 == 0)
 
 
 def test_what_comes_with_a_large_part_stays_within_its_slab(make_masters: Callable[..., Any]) -> None:
