@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -28,6 +29,13 @@ def guarded(who: str, body: Callable[[], int], debug: bool = False) -> int:
             if interrupts.happened or isinstance(error, KeyboardInterrupt):
                 return interrupts.tell()
             return _status(who, error)
+
+
+def forgive_letters() -> None:
+    """Letters that a terminal's encoding lacks, and bytes in file names that are no text, are shown as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def quieten() -> None:

@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from vismmoe.evaluate.bootstrap import retention_interval
 from vismmoe.evaluate.forms import Item, chosen, load_items
 from vismmoe.evaluate.report import numbers, sample_lines
 from vismmoe.evaluate.score import Benchmark, PromptSet, Reading, Row, Scorer
+from vismmoe.exclusive import only_writer
+from vismmoe.untrusted import parse_json, read_json
 
 Load = Callable[[], Engine]
 Track = Callable[[Sequence[list[int]], int, str, str], Iterable[list[int]]]  # hands on and tells how far it is
@@ -83,7 +85,7 @@ def run(config: EvalConfig, load: Load, track: Track) -> dict[str, Any]:
     arms = arms_of(config)
     limit = config.max_new_tokens or benchmark.max_new_tokens[config.scorer]
     folder = None if config.output is None else Path(config.output)
-    with load() as engine:
+    with only_writer(folder) if folder is not None else nullcontext(), load() as engine:
         family = engine.spec.family
         told = settings_of(config, engine.spec.fingerprint, prompts, limit, asked)
         if folder is not None:
@@ -195,7 +197,9 @@ def claim(folder: Path, settings: dict[str, Any]) -> None:
         _write(file, json.dumps(settings, indent=1))
         return
     try:
-        found = json.loads(file.read_text("utf-8"))
+        found = read_json(file)
+        if not isinstance(found, dict):
+            raise ValueError
     except ValueError:
         raise CorpusError(f"{file} is damaged: give another --output.") from None
     for name, value in settings.items():
@@ -214,9 +218,11 @@ def read_answers(file: Path, asked: Sequence[str]) -> dict[int, Answered]:
     if len(whole) < len(data):
         os.truncate(file, len(whole))
     found = {}
-    for number, line in enumerate(whole.decode("utf-8").splitlines(), start=1):
+    for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
         try:
-            told = Answered(**json.loads(line))
+            told = Answered(**parse_json(line))
+            if not isinstance(told.place, int):
+                raise TypeError
         except (ValueError, TypeError):
             raise CorpusError(f"{file}, line {number} is damaged: take the file away to answer anew.") from None
         if not 0 <= told.place < len(asked) or told.digest != _digest(asked[told.place]):

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from vismmoe.config import CollectConfig
 from vismmoe.engine import Engine, Recording, Request
-from vismmoe.errors import CorpusError, ImageError
+from vismmoe.errors import CorpusError, ImageError, UsageError
+from vismmoe.exclusive import only_writer
 from vismmoe.trace import TraceHeader, TraceWriter, refuse_existing
 from vismmoe_training.corpus import Corpus, CorpusItem, open_corpus
 from vismmoe_training.progress import track
@@ -51,7 +52,7 @@ def collect(config: CollectConfig) -> CollectSummary:
     """Log the routing of a corpus. Raises CorpusError, CheckpointError, BudgetError; bad images are only skipped."""
     corpus = open_corpus(config.images, config.prompt, Path(config.image_folder) if config.image_folder else None)
     refuse_existing(Path(config.output), config.resume)
-    with Engine.load(config) as engine:
+    with only_writer(Path(config.output)), Engine.load(config) as engine:
         header = TraceHeader(
             spec=engine.spec,
             keep_ratio=config.keep_ratio,
@@ -72,7 +73,7 @@ def record_corpus(engine: Recorder, corpus: Corpus, writer: TraceWriter, config:
     for item in track(_missing(islice(corpus, config.limit), writer), total, "collect"):
         try:
             recording = engine.record(_request(item, config), request_id=0, item=item.name, window=LOGGED_WINDOW)
-        except ImageError as error:
+        except (ImageError, UsageError) as error:  # a question may hold what only the model may say
             skipped.append((item.name, str(error)))
             continue
         rows += len(recording.routing)

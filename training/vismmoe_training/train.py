@@ -16,6 +16,7 @@ from lightning.pytorch.loggers import Logger
 
 from vismmoe.artifact import Artifact, check_replaceable, load_artifact, save_artifact
 from vismmoe.config import TrainConfig
+from vismmoe.exclusive import only_writer
 from vismmoe.predictors import PredictorConfig
 from vismmoe.trace import read_traces
 from vismmoe.tracking import environment_kept
@@ -63,7 +64,11 @@ def train(config: TrainConfig) -> TrainSummary:
     table = RowTable(read_traces(config.traces), config.window)
     data = LookaheadData(table, config.batch_size, config.val_fraction, config.test_fraction, config.seed)
     state = TrainingState(output.with_name(f"{output.name}.training"), _fixed_settings(config, data))
-    with environment_kept(), state.open(config.experiment, config.tracking_uri, config.resume) as run:
+    with (
+        only_writer(output),
+        environment_kept(),
+        state.open(config.experiment, config.tracking_uri, config.resume) as run,
+    ):
         logger = _mlflow_logger(run, config.experiment)
         settings = _fit_settings(config)
         fitted = fit(predictor_config(config), settings, data, state=state.folder, resume=config.resume, logger=logger)
