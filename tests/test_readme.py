@@ -80,3 +80,22 @@ def test_every_flag_in_running_text_exists() -> None:
         for action in parser_for(name, command, getattr(configs, command.config))._option_string_actions
     }
     assert flags - known - {"--reduced"} == set()
+
+
+def test_the_first_screen_says_how_to_have_the_command_and_shows_what_it_answers() -> None:
+    screen = "\n".join(README.splitlines()[:40])
+    assert screen.index(".venv/bin/activate") < screen.index("$ vismmoe infer")
+    assert "experts found" in screen
+
+
+def test_lines_of_text_fit_a_page() -> None:
+    assert [line for line in README.splitlines() if len(line) > 125 and not line.startswith(("|", "$"))] == []
+
+
+def test_the_python_that_is_shown_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    monkeypatch.chdir(ROOT)
+    exec(code, {})
+    answer, hit_rate = capsys.readouterr().out.split()
+    assert answer.isdigit()
+    assert 0 <= float(hit_rate) <= 1
