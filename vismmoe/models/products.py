@@ -2,24 +2,22 @@
 
 A product of one row costs what it costs to read the weight. In 16-bit formats on a CPU, the general routine behind
 `linear` takes longer: it first packs the weight for a product of many rows. Milliseconds for one row and one expert of
-Qwen3-VL-30B-A3B (bfloat16, H = 2048, I = 768; 24 experts in turn, so that none lies in a cache; the best of 8; 2 cores
-with AMX, torch 2.14; "sum": reading the bytes and adding them up, which is the memory's own limit):
+Qwen3-VL-30B-A3B (bfloat16, H = 2048, I = 768, weights from memory; 2 cores with AMX, torch 2.14; "sum": adding the same
+bytes up, which is about what the memory allows; `python benchmarks/one_row.py --threads N`):
 
-| weight, as it lies            | threads | linear | here | sum  |
-|-------------------------------|---------|--------|------|------|
-| gate_up, transposed (H, 2I)   | 1       | 1.09   | 0.41 | 0.43 |
-|                               | 2       | 0.70   | 0.22 | 0.28 |
-| down, transposed (I, H)       | 1       | 0.44   | 0.26 | 0.17 |
-|                               | 2       | 0.27   | 0.13 | 0.07 |
-| gate_up, straight (2I, H)     | 1       | 0.55   | 0.37 | 0.43 |
-|                               | 2       | 0.46   | 0.23 | 0.28 |
-| down, straight (H, I)         | 1       | 0.31   | 0.18 | 0.17 |
-|                               | 2       | 0.21   | 0.12 | 0.07 |
-| lm_head, straight (151936, H) | 1       | 51.0   | 34.3 | 43.9 |
-|                               | 2       | 26.5   | 23.0 | 25.2 |
+| weight, as it lies          | threads | linear | here | sum  |
+|-----------------------------|---------|--------|------|------|
+| gate_up, transposed (H, 2I) | 1       | 1.25   | 0.63 | 0.53 |
+|                             | 2       | 1.00   | 0.53 | 0.40 |
+| down, transposed (I, H)     | 1       | 0.83   | 0.39 | 0.36 |
+|                             | 2       | 0.54   | 0.26 | 0.20 |
+| gate_up, straight (2I, H)   | 1       | 0.61   | 0.54 | 0.54 |
+|                             | 2       | 0.58   | 0.40 | 0.40 |
+| down, straight (H, I)       | 1       | 0.66   | 0.52 | 0.35 |
+|                             | 2       | 0.40   | 0.33 | 0.19 |
 
-Also tried, and no faster: `bmm`, `mm` and rows padded to 2 to 16, for either layout; `mv` of a transposed weight (1.9
-times slower than `linear`). From two rows on `linear` is as good as anything, and in float32 it reads at the memory's
+Also tried, and no faster: `bmm`, `mm` and rows padded to 2 to 16, for either layout; `mv` of a transposed weight (slower
+than `linear`); huge pages. From two rows on `linear` is as good as anything, and in float32 it reads at the memory's
 speed from one row on, so that these keep transformers' own bits.
 """
 
