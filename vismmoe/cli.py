@@ -6,14 +6,13 @@ instant.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from typing import IO, TYPE_CHECKING, Any
 
 from vismmoe.errors import UsageError
-from vismmoe.failures import forgive_letters, guarded, quieten
+from vismmoe.failures import guarded, prepare_streams, quieten
 from vismmoe.schema import Command, did_you_mean
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the return value is the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    forgive_letters()
+    prepare_streams()
     name = next((word for word in words if word != "--debug"), "")
     who = f"vismmoe {name}" if name in COMMANDS else "vismmoe"
     return guarded(who, lambda: _dispatch(words), debug="--debug" in words)
@@ -110,7 +109,7 @@ def _run(name: str, words: list[str]) -> int:
     from vismmoe import commands
 
     function: Run = getattr(commands, command.function)
-    results = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - closed by whoever started us: `>&-`
+    results = sys.stdout
     with redirect_stdout(sys.stderr):  # libraries that print must not spoil the results
         function(config, results)
     results.flush()

@@ -31,8 +31,11 @@ def guarded(who: str, body: Callable[[], int], debug: bool = False) -> int:
             return _status(who, error)
 
 
-def forgive_letters() -> None:
-    """Letters that a terminal's encoding lacks, and bytes in file names that are no text, are shown as escapes."""
+def prepare_streams() -> None:
+    """Streams that whoever started us has closed swallow what they are given (Python would write to another one), and
+    letters that a terminal's encoding lacks, and bytes in file names that are no text, are shown as escapes."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - for as long as the program runs
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

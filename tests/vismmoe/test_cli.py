@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -50,8 +51,6 @@ def test_help_shows_every_flag_on_stdout(name: str, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("name", BUILT)
 def test_every_example_in_help_parses(name: str) -> None:
-    import shlex
-
     from vismmoe import config as configs
     from vismmoe.flags import parse, parser_for
     from vismmoe.settings import build
@@ -200,6 +199,41 @@ def test_a_reader_that_has_gone_is_no_fault_worth_a_traceback() -> None:
     os.close(write)
     assert done.stderr == ""
     assert done.returncode == 1
+
+
+PRINTS_ODD_LETTERS = """
+import sys
+from vismmoe import cli, commands
+cli.quieten = lambda: None
+def plan(config, results):
+    print("talk \\u6f22", file=sys.stderr)
+    print("answer \\u6f22 \\udcff", file=results)
+commands.plan = plan
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def odd_letters(words: list[str], closing: str = "", **surroundings: str) -> subprocess.CompletedProcess[bytes]:
+    """The program above, started by a shell that closes streams, in another encoding."""
+    command = shlex.join([sys.executable, "-c", PRINTS_ODD_LETTERS, *words])
+    return subprocess.run(
+        ["sh", "-c", f"{command} {closing}"], capture_output=True, env={**os.environ, **surroundings}, check=False
+    )
+
+
+def test_letters_that_a_terminal_lacks_are_shown_as_escapes() -> None:
+    done = odd_letters(["plan"], PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"answer \\u6f22 \\udcff\n", b"talk \\u6f22\n")
+
+
+@pytest.mark.parametrize("closing", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_swallows_what_it_is_given_and_nothing_goes_elsewhere(closing: str) -> None:
+    for words, status in ((["plan"], 0), (["plan", "--context", "0"], 2)):
+        done = odd_letters(words, closing)
+        assert done.returncode == status
+        assert b"answer" not in done.stderr
+        assert b"talk" not in done.stdout
+        assert b"--context" not in done.stdout
 
 
 def test_a_command_refuses_a_config_of_the_wrong_shape_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
