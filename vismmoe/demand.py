@@ -45,22 +45,26 @@ class LayerDemand:
             self._access(expert)
         self._start_reads()
 
-    def arrivals(self) -> Iterator[tuple[ExpertId, int | None]]:
+    def arrivals(self, together: bool = False) -> Iterator[Sequence[tuple[ExpertId, int | None]]]:
         """(expert, slot) of every needed expert, once each, its slab filled; without a slot it runs where it lies. With
-        fewer slabs than experts, each slab goes to the next expert as soon as the caller comes back for more."""
+        fewer slabs than experts, each slab goes to the next expert as soon as the caller comes back for more.
+
+        together: all that are there at the same moment at once, else one by one.
+        """
         while self._ready or self._below or self._coming or self._waiting:
             if self._below and not self._ready:
-                yield self._below.popleft(), None
+                yield [(self._below.popleft(), None)]
                 continue
-            if self._ready:
-                expert, slot = self._ready.popleft()
-            elif self._coming:
-                expert, slot = self._wait(self._next_arrival())
-            else:  # the cache promises a slab when nothing is held; never spin
+            if not self._ready and not self._coming:  # the cache promises a slab when nothing is held; never spin
                 raise RuntimeError(f"no slab can be freed for {self._waiting[0]} of {self._cache.slabs}")
-            yield expert, slot
+            if not self._ready:
+                self._ready.append(self._wait(self._next_arrival()))
+            group = [self._ready.popleft()]
+            while together and self._ready:
+                group.append(self._ready.popleft())
+            yield group
             if self._waiting:
-                self._cache.release((expert,))
+                self._cache.release(expert for expert, _ in group)
                 self._start_reads()
 
     @property
@@ -68,11 +72,10 @@ class LayerDemand:
         """Whether every needed expert has a slab, or had one."""
         return not self._waiting
 
-    def let_pass(self, expert: ExpertId) -> None:
-        """It has run: unless it is to last, its slab may be had at once, first by what still waits for one."""
-        if expert not in self._lasting:
-            self._cache.release((expert,))
-            self._start_reads()
+    def let_pass(self, experts: Collection[ExpertId]) -> None:
+        """They have run: unless they are to last, their slabs may be had, first by what still waits for one."""
+        self._cache.release(expert for expert in experts if expert not in self._lasting)
+        self._start_reads()
 
     def _next_arrival(self) -> Ticket:
         """One that is there, else the one that was ordered first."""

@@ -200,12 +200,18 @@ class ExpertPipeline:
             requests=len(visits),
             run_below=below.begin,
         )
-        for expert, slot in arrivals:
-            weights = below.weights(expert) if slot is None else self._slabs.weights(slot, expert)
-            for visit in needed[expert]:
-                visit.work.run({expert.expert: weights})
-            if slot is None:
-                below.end(expert)
+        for group in arrivals:
+            weights = {
+                expert: below.weights(expert) if slot is None else self._slabs.weights(slot, expert)
+                for expert, slot in group
+            }
+            for visit in visits:
+                asked = {e.expert: held for e, held in weights.items() if any(v is visit for v in needed[e])}
+                if asked:
+                    visit.work.run(asked)
+            for expert, slot in group:
+                if slot is None:
+                    below.end(expert)
 
     def _foresee(self, visits: Sequence[Visit]) -> Foreseen:
         """Of several requests: every expert that one of them foresees, by its highest priority."""

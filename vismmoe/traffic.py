@@ -82,10 +82,12 @@ class ExpertTraffic:
         lead: Asker,
         requests: int = 1,
         run_below: Callable[[ExpertId], bool] = lambda _: False,
-    ) -> Iterator[tuple[ExpertId, int | None]]:
-        """(expert, slot) of every expert that a deeper layer needs, once each, its slab filled; run it before asking
-        for the next one. needed, lasting, run_below: as LayerDemand wants them, which also says what no slot means.
-        requests: how many are at this layer together.
+    ) -> Iterator[Sequence[tuple[ExpertId, int | None]]]:
+        """(expert, slot) of every expert that a deeper layer needs, once each, its slab filled; run them before asking
+        for more. In decode those that are there come together, in a prefill one by one.
+
+        needed, lasting, run_below: as LayerDemand wants them, which also says what no slot means. requests: how many
+        are at this layer together.
         """
         on_the_way = LayerDemand(needed, lasting, self._cache, self._transfers, self._guesses, run_below)
         self._prefetcher.learn(lead, layer, needed)
@@ -97,10 +99,10 @@ class ExpertTraffic:
         else:
             foreseen = foresee()  # while the first reads go on
             self._prefetcher.start(lead, foreseen)
-        for arrived in on_the_way.arrivals():
-            yield arrived
+        for group in on_the_way.arrivals(together=lead.phase == "decode"):
+            yield group
             if wide:
-                on_the_way.let_pass(arrived[0])
+                on_the_way.let_pass([expert for expert, _ in group])
                 self._read_on(on_the_way, lead)
         self._cache.expire_layer(layer)
         if lead.phase == "prefill" or self._cache.slabs < self._cycle_slabs * requests:

@@ -85,7 +85,8 @@ def run_layer(traffic: ExpertTraffic, asker: Asker, layer: int, experts: Sequenc
     traffic.begin_layer(asker, layer)
     needed: dict[ExpertId, list[Any]] = {ExpertId(layer, expert): [asker] for expert in experts}
     kept = [ExpertId(layer, expert) for expert in experts[:lasting]]
-    return [e.expert for e, _ in traffic.arrivals(layer, needed, kept, dict, lead=asker)]
+    groups = traffic.arrivals(layer, needed, kept, dict, lead=asker)
+    return [expert.expert for group in groups for expert, _ in group]
 
 
 def guesses(shelf: Shelf, layer: int) -> list[int]:

@@ -238,9 +238,10 @@ class Replay:
             lambda: traffic.foresee(asker, state),
             lead=asker,
         )
-        for expert, _ in arrivals:
+        for group in arrivals:
             self._note("stall", row, mark)
-            self._spend("experts", row, profile.access_ms / 1e3 + profile.expert_s(tokens[expert], size))
+            for expert, _ in group:
+                self._spend("experts", row, profile.access_ms / 1e3 + profile.expert_s(tokens[expert], size))
             mark = self._transfers.now()
 
     def _lasting(self, row: Row, needed: Mapping[ExpertId, object]) -> set[ExpertId]:
