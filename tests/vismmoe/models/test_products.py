@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vismmoe.models.products import OneRowLinear, product, quicken_linears
+from vismmoe.models.products import OneRowLinear, product, quicken_linears, round_up_rows
 
 HALVES = (torch.bfloat16, torch.float16)
 SHAPES = ((96, 64), (1, 7), (8, 1), (30, 33), (256, 1000))  # (N, K)
@@ -64,12 +64,38 @@ def test_the_bits_do_not_depend_on_where_the_weight_lies(
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_float32_and_several_rows_and_biases_have_the_bits_of_linear(transposed: bool) -> None:
-    for dtype, rows, biased in ((torch.float32, 1, False), (torch.bfloat16, 3, False), (torch.bfloat16, 1, True)):
+def test_float32_and_whole_tiles_and_biases_have_the_bits_of_linear(transposed: bool) -> None:
+    for dtype, rows, biased in (
+        (torch.float32, 1, False),
+        (torch.float32, 3, True),
+        (torch.bfloat16, 16, False),
+        (torch.bfloat16, 1, True),
+    ):
         row, weight = operands(48, 32, dtype, rows)
         weight = placed(weight, transposed, 0)
         bias = torch.linspace(-1, 1, 48).to(dtype) if biased else None
         assert torch.equal(product(row, weight, bias), functional.linear(row, weight, bias))
+
+
+@pytest.mark.parametrize("rows", [0, 2, 3, 5, 17, 33, 300])
+@pytest.mark.parametrize("biased", [False, True])
+def test_rows_of_zeros_are_taken_away_again(rows: int, biased: bool) -> None:
+    held, weight = operands(48, 32, torch.bfloat16, rows)
+    bias = torch.linspace(-1, 1, 48).bfloat16() if biased else None
+    found = product(held, weight, bias)
+    assert found.shape == (rows, 48)
+    exact = functional.linear(held.double(), weight.double(), None if bias is None else bias.double())
+    torch.testing.assert_close(found.double(), exact, atol=0.05, rtol=0.01)
+
+
+def test_few_numbers_of_rows_are_made_of_all() -> None:
+    made = {count: round_up_rows(count) for count in range(1, 4097)}
+    assert made[1] == 1
+    assert all(count <= made[count] < 2 * count for count in made)
+    assert all(made[count] - count < max(16, count / 4) for count in made)
+    assert all(round_up_rows(size) == size for size in made.values())
+    assert len({size for size in made.values() if size <= 128}) <= 12
+    assert len(set(made.values())) <= 40
 
 
 def test_plain_linears_of_a_model_are_swapped_and_nothing_else_is() -> None:
