@@ -16,12 +16,12 @@ bytes up, which is about what the memory allows; `python benchmarks/one_row.py -
 | down, straight (H, I)       | 1       | 0.66   | 0.52 | 0.35 |
 |                             | 2       | 0.40   | 0.33 | 0.19 |
 
-Also tried, and no faster: `bmm`, `mm` and rows padded to 2 to 16, for either layout; `mv` of a transposed weight (slower
-than `linear`); huge pages. In float32 `linear` reads at the memory's speed from one row on, so that there transformers'
-own bits are kept.
+Also tried, and no faster: `bmm`, `mm` and rows padded to 2 to 16, for either layout; `mv` of a transposed weight, which
+is slower than `linear`; huge pages. In float32 `linear` reads at the memory's speed from one row on, so that it keeps
+transformers' own bits there.
 
-From two rows on `linear` is as good as anything, but in 16-bit formats it compiles a kernel for each number of rows that
-it meets, and keeps it: for experts of these shapes and all numbers of rows up to 129, 353 MB and 4.6 s. Rows of zeros
+From two rows on `linear` is as good as anything, but in 16-bit formats it compiles a kernel for each number of rows it
+meets, and keeps it: for experts of these shapes and all numbers of rows up to 129, 353 MB and 4.6 s. Rows of zeros
 make a few numbers of all: 26 MB and 0.6 s.
 """
 
