@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from vismmoe.compressors import get_compressor
 from vismmoe.config import EngineConfig, resolve_model
+from vismmoe.conversation import Conversation, in_words
 from vismmoe.errors import CheckpointError, UsageError, VisMMoEError
 from vismmoe.experts.plan import MemoryPlan
 from vismmoe.images import load_images, notes_of
@@ -34,12 +36,13 @@ from vismmoe.models.dtypes import resolve_device, resolve_dtype
 from vismmoe.models.generation import (
     ModelState,
     greedy_config,
+    positions_of,
     stop_tokens,
     text_stream,
     token_chooser,
 )
 from vismmoe.models.hooks import StackHooks
-from vismmoe.models.kv import CACHE_ARGUMENT, allocated_cache
+from vismmoe.models.kv import CACHE_ARGUMENT, allocated_cache, expect
 from vismmoe.models.load import (
     ExpertsRunner,
     load_model,
@@ -50,7 +53,7 @@ from vismmoe.models.load import (
     tensor_reader,
     tokenizer_of,
 )
-from vismmoe.models.prompt import Prompt, encode
+from vismmoe.models.prompt import Prompt, encode_messages
 from vismmoe.models.tower import StreamedTower, streamed_names
 from vismmoe.pipeline import ExpertPipeline, LayerCall, PipelineOptions, Watcher
 from vismmoe.planning import (
@@ -67,7 +70,7 @@ from vismmoe.predictors.next_gate import NextGate
 from vismmoe.recording import Recorder
 from vismmoe.reporting import timing, tokens_per_second, usage
 from vismmoe.request import ExpertReport, GenerationResult, MemoryReport, PredictorReport, Recording, Request
-from vismmoe.session import Session
+from vismmoe.session import NOTHING, Past, Session
 from vismmoe.types import AheadDemand, Compressor, ModelBytes, ModelSpec, Predictor, RequestRecord
 
 __all__ = ["Engine", "GenerationResult", "Recording", "Request", "plan_for"]
@@ -90,6 +93,9 @@ class _Asked:
     request: Request
     session: Session
     started: float  # s, of time.perf_counter()
+    whole: Prompt  # with what earlier turns have put into the cache
+    images: tuple[Image.Image, ...]
+    cache: Any
 
 
 class _Here(threading.local):
@@ -130,6 +136,7 @@ class Engine:
         self._device = resolve_device(config.device)
         self._here = _Here()
         self._state = ModelState(model)
+        self._conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
         self._meeting: LockStep[tuple[int, LayerCall], Tensor, tuple[list[int], float]] | None = None
         self._gate: NextGate | None = None  # for recording
         self._turn = threading.Lock()
@@ -211,6 +218,12 @@ class Engine:
         """
         return self._answer((request,), on_text, None)[0][0]
 
+    def converse(self) -> Conversation:
+        """Several turns that share a KV cache: ask() each in turn. Others may be answered in between."""
+        conversation = Conversation(lambda talk, request, on_text: self._answer((request,), on_text, None, talk)[0][0])
+        self._conversations.add(conversation)
+        return conversation
+
     def generate_together(self, requests: Sequence[Request]) -> list[GenerationResult]:
         """Answer several requests in lock-step, each with the very bits that generate() gives it alone.
 
@@ -244,13 +257,17 @@ class Engine:
         return self._answer((request,), None, watcher)[0][0]
 
     def _answer(
-        self, requests: Sequence[Request], on_text: OnText | None, recorder: Watcher | None
+        self,
+        requests: Sequence[Request],
+        on_text: OnText | None,
+        recorder: Watcher | None,
+        conversation: Conversation | None = None,
     ) -> list[tuple[GenerationResult, Session]]:
         with self._turn:
             if self._closed:
                 raise UsageError("this engine is closed: load a new one")
             try:
-                asked = [self._prepare(request) for request in requests]
+                asked = [self._prepare(request, conversation) for request in requests]
             except Exception:
                 raise
             except BaseException:  # Ctrl-C while images are read: what else is to be done is the same as below
@@ -258,25 +275,43 @@ class Engine:
                 raise
             self._make_room(asked)
             evicted = self._pipeline.evictions
-            answers = self._run(asked, on_text, recorder)
+            try:
+                answers = self._run(asked, on_text, recorder)
+            except BaseException:
+                if conversation is not None:
+                    conversation.close()  # its cache may hold a part of this turn
+                raise
             evictions = [self._pipeline.evictions - evicted] + [0] * len(asked)
-            return [
+            told = [
                 (self._report(each, tokens, (ended - each.started) * 1e3, count), each.session)
                 for each, (tokens, ended), count in zip(asked, answers, evictions, strict=False)
             ]
+            if conversation is not None:
+                _remember(conversation, asked[0], answers[0][0], told[0][0].text)
+            return told
 
-    def _prepare(self, request: Request) -> _Asked:
+    def _prepare(self, request: Request, conversation: Conversation | None) -> _Asked:
         compressor = get_compressor(
             request.compressor, salient_ratio=self.config.salient_ratio, trade_off=self.config.trade_off
         )
         check_compression(self.checkpoint.family, compressor, request.keep_ratio)
-        loaded = load_images(request.images)
-        images = self._resized(loaded, compressor, request.keep_ratio)
+        loaded = load_images(source for said in request.messages for source in said.pictures)
+        images, messages = tuple(self._resized(loaded, compressor, request.keep_ratio)), request.messages
+        if conversation is not None:
+            images, messages = (*conversation.images, *images), (*conversation.messages, *messages)
         started = time.perf_counter()
-        prompt = encode(self._processor, self.checkpoint.config, self.checkpoint.family, images, request.prompt)
-        session = self._open_session(request, prompt, compressor)
+        config, family = self.checkpoint.config, self.checkpoint.family
+        whole = encode_messages(self._processor, config, family, images, in_words(messages))
+        past, prompt, cache = NOTHING, whole, None
+        if conversation is not None:
+            past, prompt, cache = conversation.resume(whole, self._processor, self.boundary)
+        session = self._open_session(request, prompt, compressor, past)
         session.notes = notes_of(loaded)
-        return _Asked(request, session, started)
+        if cache is None:
+            whole_windows = session.compresses or conversation is not None  # the next turn may compress
+            cache = allocated_cache(config, request.max_new_tokens, whole=whole_windows)
+        expect(cache, request.max_new_tokens)
+        return _Asked(request, session, started, whole, images, cache)
 
     def _resized(
         self, images: Sequence[Image.Image], compressor: Compressor, keep_ratio: float
@@ -289,7 +324,7 @@ class Engine:
         pairs = zip(images, sizes, strict=True)
         return [image if size == image.size else image.resize(size, Image.Resampling.BICUBIC) for image, size in pairs]
 
-    def _open_session(self, request: Request, prompt: Prompt, compressor: Compressor) -> Session:
+    def _open_session(self, request: Request, prompt: Prompt, compressor: Compressor, past: Past = NOTHING) -> Session:
         if request.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
         if not 0 < request.keep_ratio <= 1:
@@ -308,6 +343,7 @@ class Engine:
             compressor=compressor if count < total else None,
             prefix=self.spec.moe_layers[: self.prefix_layers],
             device=self._device,
+            past=past,
             foresee=self._foresee(compressor.layers_ahead) if count < total and compressor.layers_ahead else None,
         )
 
@@ -339,7 +375,8 @@ class Engine:
             self.checkpoint,
             self.config,
             visual_tokens=max((len(each.session.prompt.visual_positions) for each in asked), default=0),
-            tokens=sum(each.session.prompt.tokens + each.request.max_new_tokens for each in asked),
+            tokens=self._kept_for_others(asked)
+            + sum(each.session.known_tokens + each.request.max_new_tokens for each in asked),
             requests=len(asked),
         )
         if found is None:
@@ -350,6 +387,11 @@ class Engine:
             self.close()
             raise
         self.plan, self._planned_for = found
+
+    def _kept_for_others(self, asked: Sequence[_Asked]) -> int:
+        """Tokens in the caches of other open conversations."""
+        here = [id(each.cache) for each in asked]
+        return sum(talk.cached_tokens for talk in self._conversations if id(talk.cache) not in here)
 
     def _run(
         self, asked: Sequence[_Asked], on_text: OnText | None, recorder: Watcher | None
@@ -373,28 +415,26 @@ class Engine:
             self._pipeline.watcher = None
 
     def _decode(self, asked: _Asked, on_text: OnText | None) -> tuple[list[int], float]:
-        session = asked.session
+        session, inputs = asked.session, dict(asked.session.prompt.inputs)
         torch.get_num_threads()  # a thread's first question lets torch give it the engine's number of threads
         self._here.session = session
         try:
             with torch.inference_mode():
+                if session.past.tokens:  # of the new images alone transformers could not tell where they stand
+                    inputs["position_ids"] = positions_of(self._model, asked.whole.inputs)
                 ids = self._model.generate(  # type: ignore[operator]
-                    **{name: self._placed(value) for name, value in session.prompt.inputs.items()},
-                    **{CACHE_ARGUMENT: self._cache_of(asked)},
+                    **{name: self._placed(value) for name, value in inputs.items()},
+                    **{CACHE_ARGUMENT: asked.cache},
                     generation_config=greedy_config(self._stop, self._processor, asked.request.max_new_tokens),
                     logits_processor=token_chooser(asked.request.sampling),
                     streamer=None if on_text is None else text_stream(tokenizer_of(self._processor), on_text),
                 )
         finally:
             self._here.session = None
-        return ids[0, session.prompt.tokens :].tolist(), time.perf_counter()
+        return ids[0, session.known_tokens :].tolist(), time.perf_counter()
 
     def _placed(self, value: Any) -> Any:
         return value.to(self._device) if isinstance(value, Tensor) else value
-
-    def _cache_of(self, asked: _Asked) -> Any:
-        config, new_tokens = self.checkpoint.config, asked.request.max_new_tokens
-        return allocated_cache(config, new_tokens, whole=asked.session.compresses)
 
     def _runner(self, layer: int) -> ExpertsRunner:
         def run(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -465,6 +505,13 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _remember(conversation: Conversation, asked: _Asked, tokens: Sequence[int], answer: str) -> None:
+    """A turn is over: what was said, and what the cache holds now."""
+    ids = [*asked.whole.inputs["input_ids"][0].tolist(), *tokens]
+    conversation.keep(asked.cache, ids, asked.session.held(), asked.session.known_tokens)
+    conversation.remember(asked.request, asked.images, answer, asked.whole)
 
 
 def _options(config: EngineConfig) -> PipelineOptions:

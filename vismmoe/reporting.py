@@ -9,8 +9,9 @@ from vismmoe.session import Clock, Session
 
 
 def usage(session: Session, completion_tokens: int) -> Usage:
-    visual = len(session.prompt.visual_positions)
-    return Usage(session.prompt.tokens, visual, session.keep_count, completion_tokens)
+    past, visual = session.past, len(session.prompt.visual_positions)
+    kept = past.kept_visual + session.keep_count
+    return Usage(session.known_tokens, past.visual + visual, kept, completion_tokens, past.tokens)
 
 
 def timing(clock: Clock, *, load_ms: float, total_ms: float) -> Timing:

@@ -10,6 +10,26 @@ from vismmoe.metrics import PhaseCounters
 from vismmoe.types import GREEDY, RequestRecord, RoutingRecord, Sampling
 
 FinishReason = Literal["stop", "length"]
+Role = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image within a message."""
+
+    source: ImageSource
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one side says: text and pictures, in their order."""
+
+    role: Role
+    parts: tuple[str | Picture, ...]
+
+    @property
+    def pictures(self) -> tuple[ImageSource, ...]:
+        return tuple(part.source for part in self.parts if isinstance(part, Picture))
 
 
 @dataclass(frozen=True)
@@ -22,16 +42,25 @@ class Request:
     keep_ratio: float = 1.0  # floor(keep_ratio * N) of the N visual tokens reach the deeper layers
     compressor: str = "affinity-bytes"  # how they are chosen; not consulted when all are kept
     sampling: Sampling = GREEDY
+    history: tuple[Message, ...] = ()  # what was said before; with no images and no prompt, its end is the question
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The whole conversation up to the answer that is asked for."""
+        if self.history and not self.images and not self.prompt:
+            return self.history
+        return (*self.history, Message("user", (*map(Picture, self.images), self.prompt)))
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts of one request."""
+    """Token counts of one request; in a conversation those of all of it so far."""
 
     prompt_tokens: int
     visual_tokens: int
     kept_visual_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0  # of the prompt: keys and values were there from earlier turns
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,9 @@ class Past:
     kept_visual: int = 0
 
 
+NOTHING = Past()
+
+
 @dataclass
 class Clock:
     """Milliseconds of one request by what they were spent on; vision and compress are not part of prefill."""
@@ -73,7 +76,7 @@ class Session:
         compressor: Compressor | None,
         prefix: Sequence[int],
         device: torch.device,
-        past: Past = Past(),
+        past: Past = NOTHING,
         foresee: Callable[[int, Tensor], AheadDemand] | None = None,
     ) -> None:
         """keep_count: visual tokens that the layers after `prefix` (MoE layers) see; compressor None keeps all.

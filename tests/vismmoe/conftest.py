@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,11 @@ import vismmoe.engine as engine_module
 from vismmoe.engine import Engine, Request
 from vismmoe.experts.plan import MemoryPlan
 from vismmoe.experts.store import ExpertStore
+from vismmoe.models.catalogue import FAMILIES
 from vismmoe.request import GenerationResult
+
+TESTS = Path(__file__).parent
+BUILDERS = TESTS.parents[1] / "benchmarks" / "families"
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,24 @@ def force_plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(engine_module, "plan_checkpoint", plan)
 
     return force
+
+
+@pytest.fixture(scope="session")
+def make_family() -> Callable[[str, Path], Path]:
+    """make_family(model_type, folder): a tiny random checkpoint in the family's published layout."""
+
+    def make(name: str, folder: Path) -> Path:
+        if name == "deepseek_vl_v2":
+            return TESTS / "models" / "deepseek_vl2" / "vectors" / "base"
+        sys.path.insert(0, str(BUILDERS))
+        try:
+            import tiny
+        finally:
+            sys.path.remove(str(BUILDERS))
+        tiny.build(FAMILIES[name], folder)
+        return folder
+
+    return make
 
 
 @pytest.fixture

@@ -245,7 +245,7 @@ def test_the_report_adds_up(tiny_checkpoint: Path, question: Request, force_plan
         assert report["experts"]["decode"]["prefetched_used"] > 0
         assert report["usage"] == {
             "prompt_tokens": report["usage"]["prompt_tokens"], "visual_tokens": 12, "kept_visual_tokens": 12,
-            "completion_tokens": TOKENS,
+            "completion_tokens": TOKENS, "cached_tokens": 0,
         }  # fmt: skip
         assert report["predictor"] == {"kind": "next-gate", "window": 3, "source": None, "version": None}
         assert report["timing_ms"]["predictor"] > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -74,6 +74,13 @@ def greedy_config(stop: list[int], processor: Any, max_new_tokens: int) -> Any:
         eos_token_id=stop or None,
         pad_token_id=pad if pad is not None else (stop[0] if stop else 0),
     )
+
+
+def positions_of(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Positions (..., 1, T) of a whole conversation, as transformers' generate() numbers them."""
+    rest = {name: value for name, value in inputs.items() if name != "input_ids"}
+    positions: Tensor = model._prepare_position_ids_for_generation(inputs["input_ids"], rest)  # type: ignore[operator]
+    return positions
 
 
 def token_chooser(sampling: Sampling) -> Any:

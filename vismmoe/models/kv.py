@@ -1,4 +1,4 @@
-"""The KV cache of one request, allocated once.
+"""The KV cache of one request, allocated once, or once a turn of a conversation.
 
 transformers' own grows by concatenation: each token copies all of them, and the pieces that it frees are of ever other
 sizes, so that the process holds a good part of them twice. Here each layer takes the room for the whole answer at its
@@ -7,6 +7,7 @@ first forward and hands out views of what is filled; pages that no token has rea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,25 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from transformers.generation import utils
 
 CACHE_ARGUMENT: str = getattr(utils, "ALL_CACHE_NAMES", ("past_key_values",))[0]  # its name has changed in version 5
+
+
+def expect(cache: Any, new_tokens: int) -> None:
+    """Another turn: its prompt and `new_tokens` more will come."""
+    for layer in cache.layers:
+        if isinstance(layer, _AllocatedLayer):
+            layer.new_tokens = new_tokens
+
+
+def can_be_cut(cache: Any) -> bool:
+    """Whether tokens at the end can be forgotten: a running state and a sliding window hold no single tokens."""
+    return all(isinstance(layer, _AllocatedLayer) for layer in cache.layers)
+
+
+def cut(cache: Any, lengths: Sequence[int]) -> None:
+    """Forget all but the first lengths[layer] tokens of each layer."""
+    for layer, length in zip(cache.layers, lengths, strict=True):
+        if layer.get_seq_length() > length:
+            layer.crop(length - layer.get_seq_length())
 
 
 def allocated_cache(config: Any, new_tokens: int, *, whole: bool = False) -> Any:
@@ -32,9 +52,12 @@ def allocated_cache(config: Any, new_tokens: int, *, whole: bool = False) -> Any
 class _AllocatedLayer(DynamicLayer):  # type: ignore[misc]
     """Keys and values (B, heads, tokens, head size) are views of a larger block of memory."""
 
+    keys: Any
+    values: Any
+
     def __init__(self, new_tokens: int) -> None:
         super().__init__()
-        self._new_tokens = new_tokens
+        self.new_tokens = new_tokens  # that are to come after the next prompt
         self._room: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -42,23 +65,28 @@ class _AllocatedLayer(DynamicLayer):  # type: ignore[misc]
         held = self.get_seq_length()
         if held == 0:
             self.lazy_initialization(key_states, value_states)
-            self._room = (self._allocate(key_states), self._allocate(value_states))
         total = held + key_states.shape[-2]
         if self._room is None or total > self._room[0].shape[-2] or not self._in_room(key_states.shape[0]):
-            grown: tuple[Tensor, Tensor] = super().update(key_states, value_states)
-            return grown
+            self._room = (
+                self._moved(self.keys, key_states, held, total),
+                self._moved(self.values, value_states, held, total),
+            )
         for room, states in zip(self._room, (key_states, value_states), strict=True):
             room[..., held:total, :] = states
         self.keys, self.values = (room[..., :total, :] for room in self._room)
         return self.keys, self.values
 
-    def _allocate(self, states: Tensor) -> Tensor:
-        batch, heads, tokens, size = states.shape
-        return states.new_empty(batch, heads, tokens + self._new_tokens, size)
+    def _moved(self, before: Tensor, states: Tensor, held: int, total: int) -> Tensor:
+        """Room for what comes, with what is held already."""
+        batch, heads, _, size = states.shape
+        room = states.new_empty(batch, heads, total + self.new_tokens, size)
+        if held:
+            room[..., :held, :] = before
+        return room
 
     def _in_room(self, batch: int) -> bool:
         """Whether what is held lies in the room: not after a reordering, or a reset."""
         assert self._room is not None
-        if self.get_seq_length() == 0:
-            return True
-        return bool(self.keys.data_ptr() == self._room[0].data_ptr()) and self._room[0].shape[0] == batch
+        if self._room[0].shape[0] != batch:
+            return False
+        return self.get_seq_length() == 0 or bool(self.keys.data_ptr() == self._room[0].data_ptr())

@@ -163,6 +163,12 @@ class DeepseekVL2Processor(ProcessorMixin):  # type: ignore[misc]
         side = self.image_processor.side
         return tuple((1, tokens_per_image(side, tiles)) for _, tiles in images_of(inputs["images_spatial_crop"][0]))
 
+    def later_images(self, inputs: Mapping[str, Tensor], first: int) -> dict[str, Tensor]:
+        """The image tensors of a single prompt without those of its first `first` images."""
+        tiles = inputs["images_spatial_crop"]
+        views = sum(1 + width * height for _, (width, height) in list(images_of(tiles[0]))[:first])
+        return {"images": inputs["images"][:, views:], "images_spatial_crop": tiles[:, first:]}
+
     def _encode(self, text: str, images: Sequence[Image.Image]) -> dict[str, Tensor]:
         """One prompt. Text between images, and an answer after its mark, is encoded piece by piece."""
         size = self.image_processor.image_size
