@@ -1,8 +1,10 @@
 """From whatever names an image to an upright, opaque RGB picture.
 
-Order matters and is the same for every source: decode, turn by EXIF (once), flatten transparency on white, bring
-to 8-bit RGB. All refusals are ImageError with a sentence. What was left out of a source (later frames) is noted in the
-picture's `info`, so that a report can say it.
+Order matters and is the same for every source: decode, make smaller what is far larger than any vision tower looks
+at, turn by EXIF (once), flatten transparency on white, bring to 8-bit RGB. A JPEG is made smaller while it is decoded,
+so that a photograph of 108 million pixels takes the memory of 27; other formats must be decoded whole and have a
+limit. All refusals are ImageError with a sentence. What was left out of a source (later frames, pixels) is noted in
+the picture's `info`, so that a report can say it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import math
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -18,7 +21,7 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from vismmoe.errors import ImageError
 from vismmoe.fetch import fetch
@@ -26,38 +29,53 @@ from vismmoe.fetch import fetch
 ImageSource = str | Path | bytes | Image.Image  # path, http(s) URL, data URL, "-" for stdin; encoded bytes; a picture
 
 MAX_BYTES = 256 * 1024**2  # encoded size
-MAX_PIXELS = 160_000_000  # decoded size: a 12000 x 9000 photograph passes, a bomb does not
-# Raster formats that Pillow decodes by itself; EPS and friends start other programs.
+MAX_PIXELS = 89_478_485  # that are decoded; Pillow warns of more
+ENOUGH_PIXELS = 4096 * 4096  # the most that a family's processor leaves of a picture, unless it is told otherwise
+SHRINKING = 4  # pictures with so many times the pixels that are enough are made smaller before the processor sees them
 NOTE = "vismmoe_note"  # key in a picture's info
+DRAFTS = ("JPEG", "MPO")  # formats that can be decoded at a half, a quarter or an eighth of their sides
+# Raster formats that Pillow decodes by itself; EPS and friends start other programs.
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "TGA")
 
 
-def load_images(sources: Iterable[ImageSource]) -> tuple[Image.Image, ...]:
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # EXIF orientation -> what makes it upright
+
+
+def load_images(sources: Iterable[ImageSource], enough: int = ENOUGH_PIXELS) -> tuple[Image.Image, ...]:
     """All images of a request, in order; stdin may be named once."""
     listed = list(sources)
     if sum(source == "-" for source in listed if isinstance(source, str)) > 1:
         raise ImageError("'-' (standard input) can be given for one image only")
-    return tuple(load_image(source) for source in listed)
+    return tuple(load_image(source, enough) for source in listed)
 
 
-def load_image(source: ImageSource) -> Image.Image:
-    """Return mode "RGB", upright, opaque. Of an animation the first frame counts.
+def load_image(source: ImageSource, enough: int = ENOUGH_PIXELS) -> Image.Image:
+    """Return mode "RGB", upright, opaque. Of an animation the first frame counts. Of a picture with SHRINKING times
+    `enough` pixels about as many are left.
 
     Raises ImageError when the source cannot be read, is no image, or is too large.
     """
     name = describe(source)
     if isinstance(source, Image.Image):
         with _damage_told(name):
-            return _normalise(source, name)
-    return decode(_read(source, name), name)
+            return _normalise(source, name, enough)
+    return decode(_read(source, name), name, enough)
 
 
 def notes_of(images: Iterable[Image.Image]) -> tuple[str, ...]:
     """What was left out of the images of a request, each sentence once."""
-    return tuple(dict.fromkeys(str(image.info[NOTE]) for image in images if NOTE in image.info))
+    return tuple(dict.fromkeys(note for image in images for note in image.info.get(NOTE, ())))
 
 
-def decode(data: bytes, name: str) -> Image.Image:
+def decode(data: bytes, name: str, enough: int = ENOUGH_PIXELS) -> Image.Image:
     """Decode one encoded image of at most MAX_BYTES; `name` is for the messages."""
     if not data:
         raise ImageError(f"{name} is empty: give a PNG, JPEG, WebP, GIF, BMP or TIFF image")
@@ -67,9 +85,13 @@ def decode(data: bytes, name: str) -> Image.Image:
         warnings.simplefilter("ignore")  # Pillow warns of size; the limit below decides
         Image.init()  # registers all formats; which of them are built in differs between machines
         with Image.open(io.BytesIO(data), formats=[kind for kind in FORMATS if kind in Image.OPEN]) as image:
+            image.info.pop(NOTE, None)
+            size = image.size
+            if image.format in DRAFTS and _factor(size, enough) > 1:
+                image.draft(image.mode, tuple(side // _factor(size, enough) for side in size))
             _check_pixels(image, name)
             image.load()
-            return _normalise(image, name)
+            return _normalise(image, name, enough, size)
 
 
 @contextmanager
@@ -80,7 +102,7 @@ def _damage_told(name: str, start: bytes = b"") -> Iterator[None]:
     except UnidentifiedImageError:
         raise ImageError(f"{name} is no image in a known format (it starts with {start!r})") from None
     except Image.DecompressionBombError:
-        raise ImageError(f"{name} would decode to more than {MAX_PIXELS} pixels: scale it down first") from None
+        raise ImageError(f"{name} would decode to far more than {MAX_PIXELS} pixels: scale it down first") from None
     except ImageError:
         raise
     except (OSError, ValueError, SyntaxError, EOFError, KeyError, IndexError, TypeError, OverflowError) as error:
@@ -146,19 +168,55 @@ def _data_url(text: str, name: str) -> bytes:
 def _check_pixels(image: Image.Image, name: str) -> None:
     width, height = image.size
     if width * height > MAX_PIXELS:
-        raise ImageError(f"{name} is {width} x {height}, more than {MAX_PIXELS} pixels: scale it down first")
+        raise ImageError(
+            f"{name} is {width} x {height}, more than the {MAX_PIXELS} pixels that are decoded: scale it down first, "
+            "or give a JPEG, which can be read at a part of its size"
+        )
 
 
-def _normalise(image: Image.Image, name: str) -> Image.Image:
+def _factor(size: tuple[int, int], enough: int) -> int:
+    """By how much both sides may be divided so that `enough` pixels are left; 1 for a picture that is not far larger,
+    and for a strip, whose shape would change."""
+    pixels = size[0] * size[1]
+    return min(math.isqrt(pixels // enough), max(1, min(size) // 64)) if pixels >= SHRINKING * enough else 1
+
+
+def _normalise(image: Image.Image, name: str, enough: int, size: tuple[int, int] | None = None) -> Image.Image:
+    """size: before a draft. Returns `image` itself where nothing is to be done."""
     _check_pixels(image, name)
-    try:
-        upright = ImageOps.exif_transpose(image)
-    except Exception:  # a damaged EXIF block is no reason to refuse the picture
-        upright = image
-    out = _to_rgb(upright)
-    note = image.info.get(NOTE) or _left_out(image, name)
-    out.info = {} if note is None else {NOTE: note}
+    size = image.size if size is None else size
+    kept = image.info.get(NOTE, ())
+    notes = dict.fromkeys(kept if isinstance(kept, tuple) else ())
+    if (left := _left_out(image, name)) is not None:
+        notes[left] = None
+    out = _upright(_to_rgb(_smaller(image, enough), image), image)
+    if math.prod(out.size) < math.prod(size):
+        told = f"{name} ({size[0]} x {size[1]}) was read at {out.width} x {out.height} before the model's own resizing"
+        notes[told] = None
+    if out is image and (type(image) is not Image.Image or set(image.info) - {NOTE}):
+        out = image.copy()  # a plain picture, of which nothing is left to be applied
+    if out is not image:
+        out.info = {NOTE: tuple(notes)} if notes else {}
     return out
+
+
+def _smaller(image: Image.Image, enough: int) -> Image.Image:
+    factor = _factor(image.size, enough)
+    if factor == 1:
+        return image
+    if image.mode in ("P", "1"):  # whose numbers are no shades
+        image = image.convert("RGBA" if "transparency" in image.info else "RGB")
+    return image.resize((image.width // factor, image.height // factor), Image.Resampling.BOX)
+
+
+def _upright(image: Image.Image, source: Image.Image) -> Image.Image:
+    """Turned as the EXIF block of `source` says."""
+    try:
+        turn = source.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # a damaged EXIF block is no reason to refuse the picture
+        return image
+    method = TURNS.get(turn) if isinstance(turn, int) else None
+    return image if method is None else image.transpose(method)
 
 
 def _left_out(image: Image.Image, name: str) -> str | None:
@@ -170,14 +228,16 @@ def _left_out(image: Image.Image, name: str) -> str | None:
     return f"{name} has several frames or pages: only the first is looked at" if several else None
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+def _to_rgb(image: Image.Image, source: Image.Image) -> Image.Image:
+    """`image` on white, in 8-bit RGB; `source`: what it was before it was made smaller, whose palette may be in part
+    transparent."""
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in source.info:
         layered = image.convert("RGBA")
         white = Image.new("RGBA", layered.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, layered).convert("RGB")
     if image.mode[:1] in ("I", "F"):
         return _wide_gray(image).convert("RGB")
-    return image.convert("RGB") if image.mode != "RGB" else image.copy()
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _wide_gray(image: Image.Image) -> Image.Image:

@@ -140,8 +140,46 @@ def test_a_bomb_is_refused_before_it_is_decoded() -> None:
         decode(bomb, "bomb.png")
 
 
-def test_a_large_photograph_passes() -> None:
-    assert images.MAX_PIXELS > 12_000 * 9_000
+def test_a_large_photograph_is_read_at_a_part_of_its_size_and_this_is_told(halves: Image.Image) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(halves.resize((1200, 600)), "JPEG", quality=95, exif=exif.tobytes())
+    told = decode(data, "photo.jpg", enough=150 * 100)
+    assert told.size == (150, 300), (
+        "1200 x 600 has 48 times the pixels: a quarter of each side is left, and it is turned"
+    )
+    assert told.getpixel((75, 20)) == pytest.approx((255, 0, 0), abs=3)
+    assert notes_of([told]) == ("photo.jpg (1200 x 600) was read at 150 x 300 before the model's own resizing",)
+    assert notes_of(load_images([told])) == notes_of([told]), "once, however often it is handed over"
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA", "P", "L", "I;16", "CMYK", "1"])
+def test_pictures_of_every_kind_can_be_made_smaller(halves: Image.Image, mode: str) -> None:
+    large = halves.resize((512, 256), Image.Resampling.NEAREST)
+    if mode == "I;16":
+        large = Image.fromarray(np.asarray(large.convert("L"), dtype=np.uint16) * 257)
+    data = encoded(large.convert(mode, dither=Image.Dither.NONE) if mode != "I;16" else large, "TIFF")
+    small, whole = decode(data, "x", enough=100 * 100), decode(data, "x")
+    assert (small.size, whole.size) == ((170, 85), (512, 256))
+    for share in (0.25, 0.75):
+        here, there = (one.getpixel((int(share * one.width), one.height // 2)) for one in (small, whole))
+        assert here == pytest.approx(there, abs=2)
+
+
+def test_what_is_not_far_larger_than_enough_is_left_to_the_model_s_processor(make_picture: Any) -> None:
+    picture = make_picture(199, 200)
+    assert load_image(picture, 100 * 100) is picture
+    assert load_image(make_picture(20, 9000), 100).size == (20, 9000), "a strip keeps its shape"
+
+
+def test_what_can_only_be_decoded_whole_has_a_limit_that_a_jpeg_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "MAX_PIXELS", 300 * 200)
+    large = Image.new("RGB", (600, 400), "green")
+    with pytest.raises(ImageError, match=r"600 x 400, more than the 60000 pixels .* give a JPEG"):
+        decode(encoded(large), "x", enough=100 * 100)
+    assert decode(encoded(large, "JPEG"), "x", enough=100 * 100).size == (150, 100)
+    with pytest.raises(ImageError, match="in memory"):
+        load_image(large)
 
 
 @pytest.mark.parametrize("length", [0, 3, 40, 200])
