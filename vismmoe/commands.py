@@ -40,9 +40,9 @@ def plan(config: PlanConfig, results: IO[str]) -> None:
 
 def infer(config: InferConfig, results: IO[str]) -> None:
     """Bad images are told of before the model is loaded; a loading error is told of before anything is answered."""
-    from vismmoe.images import load_images
+    from vismmoe.images import ENOUGH_PIXELS, load_images
 
-    images = load_images(config.image)
+    images = load_images(config.image, max(ENOUGH_PIXELS, config.max_pixels or 0))
     from vismmoe.engine import Request
     from vismmoe_deploy import load_engine
 

@@ -5,6 +5,7 @@ Numbers are checked when a config is made, whoever makes it: out of range is a U
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
@@ -62,7 +63,32 @@ class ModelConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FetchConfig(ModelConfig):
+class PixelConfig(ModelConfig):
+    """How large a picture the model sees."""
+
+    max_pixels: Count | None = None
+    """Pixels that a picture is scaled down to before the vision tower sees it, at most; default: the checkpoint's."""
+    min_pixels: Count | None = None
+    """Pixels that a picture is scaled up to, at least; default: the checkpoint's."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_pixels is not None and self.min_pixels is not None and self.min_pixels > self.max_pixels:
+            raise UsageError(
+                f"--min-pixels is {self.min_pixels} and --max-pixels {self.max_pixels}: no picture has so many and so "
+                "few pixels."
+            )
+
+    def seen_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """(width, height) in pixels of a picture of `size` within these limits, before it is rounded to patches."""
+        pixels = size[0] * size[1]
+        wanted = min(max(pixels, self.min_pixels or pixels), self.max_pixels or max(pixels, self.min_pixels or 0))
+        scale = math.sqrt(wanted / pixels)
+        return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchConfig(PixelConfig):
     """How experts are fetched, and what a compressor weighs."""
 
     salient_ratio: Share = 0.2
@@ -210,7 +236,7 @@ class EvalConfig(FetchConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanConfig(ModelConfig):
+class PlanConfig(PixelConfig):
     """Say what goes where, in bytes, before anything is loaded."""
 
     image_size: Pixels = (256, 256)

@@ -27,7 +27,7 @@ from vismmoe.config import EngineConfig, resolve_model
 from vismmoe.conversation import Conversation, in_words
 from vismmoe.errors import CheckpointError, UsageError, VisMMoEError
 from vismmoe.experts.plan import MemoryPlan
-from vismmoe.images import load_images, notes_of
+from vismmoe.images import ENOUGH_PIXELS, load_images, notes_of
 from vismmoe.lockstep import LockStep
 from vismmoe.memory import ResidentPeak, arithmetic_threads
 from vismmoe.models.catalogue import check_compression
@@ -45,6 +45,7 @@ from vismmoe.models.hooks import StackHooks
 from vismmoe.models.kv import CACHE_ARGUMENT, allocated_cache, expect
 from vismmoe.models.load import (
     ExpertsRunner,
+    limit_pixels,
     load_model,
     load_processor,
     moe_norm_weights,
@@ -168,6 +169,7 @@ class Engine:
         """
         started = time.perf_counter()
         checkpoint = open_checkpoint(resolve_model(config.model))
+        image_size = config.seen_size(image_size)
         sizes = sizes_of(checkpoint, config, image_size, context_tokens)
         plan = plan_checkpoint(checkpoint, config, image_size, context_tokens)
         device = resolve_device(config.device)
@@ -175,6 +177,7 @@ class Engine:
             torch.set_num_threads(config.threads or arithmetic_threads(checkpoint.layout.expert_bytes))
         dtype = resolve_dtype(config.compute_dtype, checkpoint.layout, device)
         processor = load_processor(checkpoint.folder, checkpoint.family)
+        limit_pixels(processor, checkpoint.family, config.min_pixels, config.max_pixels)
         peak = ResidentPeak()  # code that is imported and the processor are no part of the model
         streamed = streamed_names(checkpoint) if config.vision == "streamed" else frozenset()
         pipeline = ExpertPipeline(
@@ -295,7 +298,8 @@ class Engine:
             request.compressor, salient_ratio=self.config.salient_ratio, trade_off=self.config.trade_off
         )
         check_compression(self.checkpoint.family, compressor, request.keep_ratio)
-        loaded = load_images(source for said in request.messages for source in said.pictures)
+        pictures = (source for said in request.messages for source in said.pictures)
+        loaded = load_images(pictures, max(ENOUGH_PIXELS, self.config.max_pixels or 0))
         images, messages = tuple(self._resized(loaded, compressor, request.keep_ratio)), request.messages
         if conversation is not None:
             images, messages = (*conversation.images, *images), (*conversation.messages, *messages)

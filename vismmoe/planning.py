@@ -26,7 +26,7 @@ LINEAR = "linear_attention"  # transformers' name of layers with a running state
 def plan_for(config: PlanConfig) -> MemoryPlan:
     """What goes where for the asked image size and context. Raises CheckpointError, BudgetError, UsageError."""
     checkpoint = open_checkpoint(resolve_model(config.model))
-    return plan_checkpoint(checkpoint, config, config.image_size, config.context)
+    return plan_checkpoint(checkpoint, config, config.seen_size(config.image_size), config.context)
 
 
 def plan_checkpoint(

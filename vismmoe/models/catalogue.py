@@ -16,6 +16,11 @@ MANY = 1_000_000  # visual tokens, to ask a compressor whether it drops any
 PUBLISHED_PREFIX_LAYERS = 10  # of 48 (VisMMoE §4.3)
 
 
+def counted_frames(image_processor: str) -> int:
+    """How often an image processor of this class counts a picture's pixels against its limits."""
+    return 2 if image_processor.startswith("Glm4vImageProcessor") else 1  # once for each of a token's frames
+
+
 @dataclass(frozen=True)
 class Vision:
     """Where a family's images enter. Paths are module paths from the model's top."""

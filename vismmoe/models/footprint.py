@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from vismmoe.errors import CheckpointError
+from vismmoe.models.catalogue import counted_frames
 from vismmoe.models.checkpoint import Checkpoint
 from vismmoe.models.saliency import BLOCK_BYTES
 from vismmoe.models.skeleton import named_class
@@ -38,6 +39,7 @@ def image_limits(checkpoint: Checkpoint) -> ImageLimits:
     """From the processor's JSON, without loading the processor; Qwen's own defaults where it is silent."""
     vision = vision_config(checkpoint)
     size: dict[str, Any] = {}
+    kind = ""
     for name, key in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
         file = checkpoint.folder / name
         try:
@@ -45,18 +47,21 @@ def image_limits(checkpoint: Checkpoint) -> ImageLimits:
         except ValueError:
             continue  # loading the processor will say what is wrong
         found = found.get(key) if key is not None and isinstance(found, dict) else found
-        size = (found.get("size") if isinstance(found, dict) else None) or size
+        found = found if isinstance(found, dict) else {}
+        size = found.get("size") or size
+        kind = str(found.get("image_processor_type") or kind)
     edges = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280} | (size if isinstance(size, dict) else {})
     least, most = (edges[name] for name in ("shortest_edge", "longest_edge"))
     if not all(isinstance(edge, (int, float)) and 0 < edge < MAX_EDGE for edge in (least, most)):
         raise CheckpointError(f"{checkpoint.folder}: its processor limits pictures to {least!r} to {most!r} pixels")
     if most < AREA:  # given as a side
         most = most**2
+    frames = counted_frames(kind)
     return ImageLimits(
         patch=_side(vision, "patch_size", 14),
         merge=_merge(vision),
-        least_pixels=int(least),
-        most_pixels=int(most),
+        least_pixels=int(least) // frames,
+        most_pixels=int(most) // frames,
     )
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vismmoe.errors import CheckpointError
-from vismmoe.models.catalogue import Family
+from vismmoe.errors import CheckpointError, UsageError
+from vismmoe.models.catalogue import Family, counted_frames
 from vismmoe.models.checkpoint import Checkpoint
 from vismmoe.models.products import quicken_linears
 from vismmoe.models.skeleton import build_skeleton, experts_modules, named_class
@@ -107,6 +107,25 @@ def load_processor(folder: Path, family: Family) -> Any:
         return kind.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # transformers raises whatever it meets on the way
         raise CheckpointError(f"the processor in {folder} cannot be loaded ({error})") from error
+
+
+def limit_pixels(processor: Any, family: Family, least: int | None, most: int | None) -> None:
+    """Let the processor scale pictures to `least` to `most` pixels; None leaves the checkpoint's own limit, unless it
+    lies beyond the other one. UsageError for a processor that scales otherwise."""
+    if least is None and most is None:
+        return
+    images: Any = getattr(processor, "image_processor", None)
+    size = dict(getattr(images, "size", None) or {})
+    by_area = {"shortest_edge", "longest_edge"} <= set(size) and hasattr(images, "merge_size")
+    if family.vision is None or not by_area:
+        raise UsageError(
+            f"--max-pixels and --min-pixels change nothing for {family.model_type}: it has sizes of its own"
+        )
+    frames = counted_frames(type(images).__name__)
+    low, high = (int(size[name]) for name in ("shortest_edge", "longest_edge"))
+    low = min(low, high if most is None else most * frames) if least is None else least * frames
+    high = max(high, low) if most is None else most * frames
+    images.size = type(images.size)(shortest_edge=low, longest_edge=high)
 
 
 def tokenizer_of(processor: Any) -> Any:
