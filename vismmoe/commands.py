@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from vismmoe.config import (
     BenchConfig,
@@ -27,6 +27,7 @@ from vismmoe.talk import infer_report, plan_report
 
 if TYPE_CHECKING:
     from vismmoe.predictors import LookaheadPredictor
+    from vismmoe.request import Message, Request
     from vismmoe.types import ModelSpec
 
 
@@ -40,31 +41,53 @@ def plan(config: PlanConfig, results: IO[str]) -> None:
 
 def infer(config: InferConfig, results: IO[str]) -> None:
     """Bad images are told of before the model is loaded; a loading error is told of before anything is answered."""
-    from vismmoe.images import ENOUGH_PIXELS, load_images
-
-    images = load_images(config.image, max(ENOUGH_PIXELS, config.max_pixels or 0))
-    from vismmoe.engine import Request
+    requests = _asked(config)
     from vismmoe_deploy import load_engine
-
-    request = Request(
-        images=images,
-        prompt=config.prompt,
-        max_new_tokens=config.max_new_tokens,
-        keep_ratio=config.keep_ratio,
-        compressor=config.compressor,
-        sampling=config.sampling(),
-    )
 
     def stream(text: str) -> None:
         print(text, end="", file=results, flush=True)
 
+    reports: list[dict[str, Any]] = []
     with load_engine(config, config.predictor) as engine:
-        report = engine.generate(request, stream if config.stream else None).to_json()
+        ask = engine.generate if len(requests) == 1 else engine.converse().ask
+        for request in requests:
+            report = ask(request, stream if config.stream else None).to_json()
+            reports.append(report)
+            if not config.json:
+                print("" if config.stream else report["text"], file=results, flush=True)
+                print(infer_report(report), file=sys.stderr)
     if config.json:
-        print(json.dumps(report), file=results)
-        return
-    print("" if config.stream else report["text"], file=results, flush=True)
-    print(infer_report(report), file=sys.stderr)
+        turns = {"turns": reports} if len(reports) > 1 else {}
+        print(json.dumps({**reports[-1], **turns}), file=results)
+
+
+def _asked(config: InferConfig) -> list[Request]:
+    """One request for each answer, its images read."""
+    from vismmoe.images import ENOUGH_PIXELS, load_images
+
+    enough = max(ENOUGH_PIXELS, config.max_pixels or 0)
+    images: tuple[Any, ...] = ()
+    turns: list[tuple[Message, ...]] = [()]
+    if config.messages is None:
+        images = load_images(config.image, enough)
+    else:
+        from vismmoe.messages import read_turns, with_images
+
+        turns = [with_images(turn, enough) for turn in read_turns(Path(config.messages))]
+    from vismmoe.engine import Request
+
+    return [
+        Request(
+            images=images,
+            prompt=config.prompt or "",
+            max_new_tokens=config.max_new_tokens,
+            keep_ratio=config.keep_ratio,
+            compressor=config.compressor,
+            sampling=config.sampling(),
+            history=turn,
+        )
+        for turn in turns
+    ]
 
 
 def evaluate(config: EvalConfig, results: IO[str]) -> None:

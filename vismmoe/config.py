@@ -146,8 +146,11 @@ class EngineConfig(FetchConfig):
 class InferConfig(EngineConfig):
     """Answer a question about images."""
 
-    prompt: str
-    """The question."""
+    prompt: str | None = None
+    """The question; this or --messages is required."""
+    messages: Annotated[str, Unit("FILE.json")] | None = None
+    """Conversation to go on with, in place of --prompt and --image: a JSON list of messages with role and content, as
+    chat interfaces exchange them; an assistant's content of null is answered on the way."""
     image: tuple[Annotated[str, Unit("IMAGE")], ...] = ()
     """Image to ask about: path, URL, data URL or - for standard input; repeatable."""
     predictor: Annotated[str, Unit("SOURCE")] | None = None
@@ -173,6 +176,10 @@ class InferConfig(EngineConfig):
         super().__post_init__()
         if self.stream and self.json:
             raise UsageError("--stream and --json exclude each other: a JSON object is printed once it is complete.")
+        if (self.prompt is None) == (self.messages is None):
+            raise UsageError("give either --prompt, the question, or --messages, a conversation that ends with one.")
+        if self.messages is not None and self.image:
+            raise UsageError("--image goes with --prompt: with --messages the file says where each image belongs.")
         idle = [f"--{name.replace('_', '-')}" for name in ("top_p", "top_k", "seed") if getattr(self, name) is not None]
         if idle and not self.temperature:
             raise UsageError(

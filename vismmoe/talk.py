@@ -52,7 +52,7 @@ def infer_report(report: Mapping[str, Any]) -> str:
     """What `vismmoe infer` says beside the answer: tokens, hit rates, bytes, memory, fall-backs once each."""
     usage, memory, timing = report["usage"], report["memory"], report["timing_ms"]
     lines = [
-        f"tokens     {usage['prompt_tokens']} prompt, of them {usage['visual_tokens']} visual"
+        f"tokens     {usage['prompt_tokens']} prompt, {_cached(usage)}of them {usage['visual_tokens']} visual"
         f" ({usage['kept_visual_tokens']} kept); {usage['completion_tokens']} answered ({report['finish_reason']})",
         f"time       {timing['prefill']:.0f} ms prefill, {timing['decode_p50']:.1f} ms a token (p50),"
         f" {report['tokens_per_second']:.1f} tokens/s, {timing['total']:.0f} ms in all",
@@ -66,6 +66,11 @@ def infer_report(report: Mapping[str, Any]) -> str:
         lines.append(f"sampling   {sampling_line(report['sampling'])}")
     lines += [f"fall-back  {fallback}" for fallback in dict.fromkeys(report["fallbacks"])]
     return "\n".join(lines)
+
+
+def _cached(usage: Mapping[str, int]) -> str:
+    cached = usage.get("cached_tokens", 0)
+    return f"{cached} from earlier turns, " if cached else ""
 
 
 def sampling_line(sampling: Mapping[str, Any]) -> str:
