@@ -88,7 +88,8 @@ def least_prefix_layers(checkpoint: Checkpoint) -> int:
     """
     kinds = getattr(checkpoint.config.get_text_config(), "layer_types", None) or ["full_attention"]
     first = next((index for index, kind in enumerate(kinds) if kind.endswith("_attention") and kind != LINEAR), 0)
-    return max(1, sum(layer <= first for layer in checkpoint.spec.moe_layers))
+    before = sum(layer < first for layer in checkpoint.spec.moe_layers)
+    return min(before + 1, len(checkpoint.spec.moe_layers))
 
 
 def plan_request(

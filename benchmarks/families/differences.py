@@ -11,11 +11,13 @@ _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _SECTIONS = {**_ROPE, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
 _LATENT = {"num_key_value_heads": 4}  # multi-head latent attention has as many heads in the cache as queries
 _INDEXED = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 64}
+_WINDOWED = ("indexed_attention", "sliding_attention")
 _WIDER = {"head_dim": 16}
 _SAM = {
     "patch_size": 16, "num_hidden_layers": 2, "global_attn_indexes": [], "downsample_channels": [32, 32], "mlp_dim": 48,
     "output_channels": 32,
 }  # fmt: skip
+_MAMBA = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1}
 _MIXED = ["linear_attention", "full_attention"] * 2
 _WITH_IMAGES = {
     "image_token_id": IMAGE_TOKEN, "video_token_id": VIDEO_TOKEN,
@@ -52,7 +54,7 @@ DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
         "layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_dense_layers": 1,
         "rope_parameters": _ROPE,
     },
-    "nemotron_h": {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1},
+    "nemotron_h": _MAMBA,
     "qwen3_5_moe": {**_WITH_IMAGES, "text_config": {"layer_types": _MIXED, "rope_parameters": _SECTIONS}},
     "aria": {
         "image_token_index": IMAGE_TOKEN, "projector_patch_to_query_dict": {49: 16},
@@ -77,6 +79,30 @@ DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
             "use_bidirectional_attention": "vision", "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2,
             "moe_intermediate_size": 24, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
             "layer_types": ["sliding_attention", "full_attention"] * 2, "per_layer_config": {1: _WIDER, 3: _WIDER},
+        },
+    },
+    "dots3_note": {
+        "image_token_id": FIRST_MORE, "video_token_id": VIDEO_TOKEN, "audio_token_id": FIRST_MORE + 1,
+        "text_config": {
+            **_INDEXED, **_LATENT, "head_dim": 16, "shared_experts_intermediate_size": 24,
+            "layer_types": list(_WINDOWED * 2),
+            "rope_parameters": {name: {**_ROPE, "partial_rotary_factor": 0.5} for name in _WINDOWED},
+            "per_layer_config": {1: {"kv_lora_rank": 24}, 3: {"kv_lora_rank": 24}},
+        },
+        "vision_config": {
+            "num_hidden_layers": 2, "mlp_layer_types": ["dense", "sparse"], "adapter_in_dim": 32, "adapter_out_dim": 32,
+            "head_dim": 8,
+        },
+        "audio_config": {
+            "num_hidden_layers": 1, "downsample_hidden_size": 8, "adapter_input_size": 32, "adapter_out_dim": 32,
+            "conv_output_size": 128, "num_key_value_heads": 4,
+        },
+    },
+    "nemotron_h_omni": {
+        "image_token_id": IMAGE_TOKEN, "video_token_id": VIDEO_TOKEN, "projector_hidden_size": 48,
+        "vision_hidden_size": 32, "vision_config": {"max_img_size": 64, "num_hidden_layers": 2, "mlp_ratio": 1.5},
+        "text_config": {
+            **_MAMBA, "layers_block_type": ["linear_attention", "moe"] + ["full_attention", "moe"] * 2,
         },
     },
     "glm5_next": {

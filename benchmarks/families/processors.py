@@ -194,6 +194,39 @@ def _pixtral(config: Any) -> Any:
     )
 
 
+def _dots(config: Any) -> Any:
+    from transformers import Dots3NoteFeatureExtractor, Dots3NoteProcessor, Qwen3VLVideoProcessor
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
+
+    vision = config.vision_config
+    sides = {"patch_size": vision.patch_size, "merge_size": vision.spatial_merge_size, "temporal_patch_size": 1}
+    return Dots3NoteProcessor(
+        image_processor=Qwen2VLImageProcessor(size=_SIZES, **sides),
+        video_processor=Qwen3VLVideoProcessor(size=_SIZES, **sides),
+        feature_extractor=Dots3NoteFeatureExtractor(),
+        tokenizer=tokenizer(("<|imgpad|>", "<|audio_comp_pad|>")),
+        chat_template=template("<|imgpad|>"),
+    )
+
+
+def _nemotron(config: Any) -> Any:
+    from transformers import (
+        NemotronH_Omni_Reasoning_V3ImageProcessor,
+        NemotronH_Omni_Reasoning_V3Processor,
+        NemotronH_Omni_Reasoning_V3VideoProcessor,
+        ParakeetFeatureExtractor,
+    )
+
+    side = config.vision_config.patch_size
+    return NemotronH_Omni_Reasoning_V3Processor(
+        image_processor=NemotronH_Omni_Reasoning_V3ImageProcessor(patch_size=side, min_num_patches=4),
+        video_processor=NemotronH_Omni_Reasoning_V3VideoProcessor(),
+        feature_extractor=ParakeetFeatureExtractor(),
+        tokenizer=tokenizer(image_token="<|image_pad|>", video_token="<|video_pad|>"),
+        chat_template=template("<|image_pad|>"),
+    )
+
+
 def _ocr2(config: Any) -> Any:
     from transformers import DeepseekOcr2ImageProcessor, DeepseekOcr2Processor
 
@@ -238,6 +271,7 @@ def _muse(config: Any) -> Any:
 _PROCESSORS: Mapping[str, Callable[[Any], Any]] = {
     "aria": _aria,
     "deepseek_ocr2": _ocr2,
+    "dots3_note": _dots,
     "gemma4": _gemma,
     "glm5_next": _glm5,
     "hy_v4_vl": _hunyuan,
@@ -245,6 +279,7 @@ _PROCESSORS: Mapping[str, Callable[[Any], Any]] = {
     "kimi_k25": _kimi,
     "minimax_m3_vl": _minimax,
     "muse_spark": _muse,
+    "nemotron_h_omni": _nemotron,
     "qwen3_omni_moe_thinker": _omni,
     "unlimited_ocr": _unlimited,
 }

@@ -100,6 +100,7 @@ _IMAGE_FAMILIES = (
         router="mlp.router",
     ),
     _image("deepseek_ocr2", "DeepseekOcr2ForConditionalGeneration", Vision("model.vision_tower")),
+    _image("dots3_note", "Dots3NoteForConditionalGeneration", Vision("model.vision_tower", keeps_all=_BY_PLACE)),
     _image(
         "gemma4", "Gemma4ForConditionalGeneration", Vision("model.vision_tower"),
         experts="experts", router="router", moe_norm=None,
@@ -118,6 +119,10 @@ _IMAGE_FAMILIES = (
     _image(
         "muse_spark", "MuseSparkForConditionalGeneration", Vision("model.vision_tower"),
         moe_norm="pre_feedforward_layernorm",
+    ),
+    _image(
+        "nemotron_h_omni", "NemotronH_Omni_Reasoning_V3", Vision("vision_model"),
+        layers="language_model.model.layers", **_MIXER,
     ),
     _image(
         "qwen4_exp", "Qwen4ExpForConditionalGeneration",
@@ -191,7 +196,6 @@ _UNTRIED = "no small model of it could be built to try it on"
 REFUSED: Mapping[str, str] = {
     "bailing_hybrid": _UNTRIED,
     "diffusion_gemma": "it answers by diffusion over blocks, not token by token",
-    "dots3_note": _OWN_INPUTS + "; its vision tower has routed experts too",
     "ernie4_5_vl_moe": "text and visual tokens have experts of their own and different sizes in one layer",
     "gemma4_text": _UNTRIED,
     "inkling2": "its published experts have interleaved rows, which are not plain byte ranges",
@@ -201,7 +205,6 @@ REFUSED: Mapping[str, str] = {
     "longcat_flash": "its experts include such that do nothing, outside transformers' experts interface",
     "minimax": "it brings a key-value cache of its own, which the engine does not allocate",
     "mistral4": _UNTRIED,
-    "nemotron_h_omni": _OWN_INPUTS,
     "openai_privacy_filter": "it labels tokens and does not answer",
     "qwen3_omni_moe": "it speaks and listens; only text and images are run",
 }
