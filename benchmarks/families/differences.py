@@ -17,6 +17,11 @@ _SAM = {
     "patch_size": 16, "num_hidden_layers": 2, "global_attn_indexes": [], "downsample_channels": [32, 32], "mlp_dim": 48,
     "output_channels": 32,
 }  # fmt: skip
+_GEMMA = {
+    "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 24,
+    "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "per_layer_config": {1: _WIDER, 3: _WIDER},
+}  # fmt: skip
 _MAMBA = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1}
 _MIXED = ["linear_attention", "full_attention"] * 2
 _WITH_IMAGES = {
@@ -69,17 +74,16 @@ DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
         "image_token_id": IMAGE_TOKEN, "text_config": {"sliding_window": 2},
         "vision_config": {"sam_config": {**_SAM, "image_size": 128}, "encoder_config": {"image_size": 28}},
     },
+    "bailing_hybrid": {**_LATENT, "layer_types": _MIXED, "num_expert_group": 1, "head_dim": 16},
+    "gemma4_text": _GEMMA,
+    "mistral4": {**_LATENT, "head_dim": 16},
     "gemma4": {
         "image_token_id": IMAGE_TOKEN, "video_token_id": VIDEO_TOKEN, "boi_token_id": 259, "eoi_token_id": 260,
         "vision_config": {
             "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
             "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 64,
         },
-        "text_config": {
-            "use_bidirectional_attention": "vision", "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2,
-            "moe_intermediate_size": 24, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
-            "layer_types": ["sliding_attention", "full_attention"] * 2, "per_layer_config": {1: _WIDER, 3: _WIDER},
-        },
+        "text_config": {**_GEMMA, "use_bidirectional_attention": "vision"},
     },
     "dots3_note": {
         "image_token_id": FIRST_MORE, "video_token_id": VIDEO_TOKEN, "audio_token_id": FIRST_MORE + 1,

@@ -142,6 +142,7 @@ _TEXT_FAMILIES = (
     _text("aria_text", "AriaTextForCausalLM", router="mlp.router"),
     _text("axk1", "AXK1ForCausalLM"),
     _text("axk2", "AXK2ForCausalLM"),
+    _text("bailing_hybrid", "BailingHybridForCausalLM"),
     _text("beam", "BeamForCausalLM", moe_norm="pre_feedforward_layernorm"),
     _text("cohere2_moe", "Cohere2MoeForCausalLM", moe_norm="input_layernorm"),
     _text("deepseek_v2", "DeepseekV2ForCausalLM"),
@@ -153,6 +154,7 @@ _TEXT_FAMILIES = (
     _text("exaone_moe", "ExaoneMoeForCausalLM"),
     _text("flex_olmo", "FlexOlmoForCausalLM", moe_norm=None),
     _text("flint", "FlintForCausalLM"),
+    _text("gemma4_text", "Gemma4ForCausalLM", experts="experts", router="router", moe_norm=None),
     _text("glm4_moe", "Glm4MoeForCausalLM"),
     _text("glm4_moe_lite", "Glm4MoeLiteForCausalLM"),
     _text("glm_moe_dsa", "GlmMoeDsaForCausalLM"),
@@ -174,6 +176,7 @@ _TEXT_FAMILIES = (
     _text("mimo_v2_flash", "MiMoV2FlashForCausalLM"),
     _text("minimax_m2", "MiniMaxM2ForCausalLM"),
     _text("minimax_m3_vl_text", "MiniMaxM3VLForCausalLM"),
+    _text("mistral4", "Mistral4ForCausalLM"),
     _text("mixtral", "MixtralForCausalLM"),
     _text("nemotron_h", "NemotronHForCausalLM", **_MIXER),
     _text("olmoe", "OlmoeForCausalLM"),
@@ -194,17 +197,14 @@ FAMILIES: Mapping[str, Family] = {family.model_type: family for family in (*_IMA
 _OWN_INPUTS = "its images come through a processor and a tower of their own, which were not tried"
 _UNTRIED = "no small model of it could be built to try it on"
 REFUSED: Mapping[str, str] = {
-    "bailing_hybrid": _UNTRIED,
     "diffusion_gemma": "it answers by diffusion over blocks, not token by token",
     "ernie4_5_vl_moe": "text and visual tokens have experts of their own and different sizes in one layer",
-    "gemma4_text": _UNTRIED,
     "inkling2": "its published experts have interleaved rows, which are not plain byte ranges",
     "inkling2_loop": "its published experts are quantised",
     "inkling_mm_model": "its published experts have interleaved rows, which are not plain byte ranges",
     "llama4": "its experts weight the tokens before the matrix products and do not use transformers' experts interface",
     "longcat_flash": "its experts include such that do nothing, outside transformers' experts interface",
     "minimax": "it brings a key-value cache of its own, which the engine does not allocate",
-    "mistral4": _UNTRIED,
     "openai_privacy_filter": "it labels tokens and does not answer",
     "qwen3_omni_moe": "it speaks and listens; only text and images are run",
 }

@@ -25,6 +25,14 @@ from vismmoe.models.skeleton import build_skeleton, experts_modules, read_config
 from vismmoe.types import ExpertLayout, ModelSpec
 
 TOP_K_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+QUANTISED: Mapping[str, str] = {  # how names of tensors end -> the layout that has such
+    ".qweight": "GPTQ or AWQ",
+    ".qzeros": "GPTQ or AWQ",
+    "_scale_inv": "FP8 in blocks",
+    ".weight_scale": "FP8 or compressed-tensors",
+    ".weight_packed": "compressed-tensors",
+    ".absmax": "bitsandbytes",
+}
 VOLATILE_KEYS = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache", "architectures")
 
 
@@ -90,9 +98,21 @@ def _stable(value: Any) -> Any:
     return value
 
 
+def _refuse_quantised(tensors: Mapping[str, TensorEntry], folder: Path) -> None:
+    """Some releases say it in their tensors' names only. Nothing of them is read."""
+    for name in tensors:
+        for ending, layout in QUANTISED.items():
+            if name.endswith(ending):
+                raise CheckpointError(
+                    f"{folder} is quantised ({layout}: it holds {name}), which is not run; "
+                    "use the unquantised checkpoint"
+                )
+
+
 def _match(
     model: nn.Module, tensors: Mapping[str, TensorEntry], tied: Mapping[str, str], folder: Path
 ) -> dict[str, TensorSource]:
+    _refuse_quantised(tensors, folder)
     sources, surplus = tensor_sources(model, tensors)
     wanted = [name for name in model.state_dict(keep_vars=True) if name not in tied]
     missing = sorted(name for name in wanted if name not in sources)

@@ -124,7 +124,9 @@ def test_wrong_tensors_are_refused_by_name(checkpoint_copy: Path, change: Any, t
     [
         ({"model_type": "llava"}, "'llava' is not built yet"),
         ({"model_type": None}, "not built yet"),
-        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}, r"quantised \(awq\)"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4, "desc_act": False}}, r"quantised \(gptq\)"),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, r"quantised \(fp8\)"),
         ({"text_config__quantization_config": {"quant_method": "fp8"}}, "fp8"),
         ({"text_config__mlp_only_layers": list(range(6))}, "no decoder layer"),
         ({"text_config__hidden_size": "wide"}, "not a valid"),
@@ -133,6 +135,31 @@ def test_wrong_tensors_are_refused_by_name(checkpoint_copy: Path, change: Any, t
 def test_a_config_that_is_not_run_is_refused_by_name(checkpoint_copy: Path, changes: Any, told: str) -> None:
     with pytest.raises(CheckpointError, match=told):
         open_checkpoint(edit_config(checkpoint_copy, **changes))
+
+
+def in_blocks(tensors: dict[str, torch.Tensor]) -> None:
+    """The layout of the official FP8 releases: each packed weight in FP8, with one scale for each block beside it."""
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = torch.ones(16, 1, 1)
+
+
+def in_groups(tensors: dict[str, torch.Tensor]) -> None:
+    """GPTQ and AWQ: eight weights of 4 bits in an int32, zero points and scales of each group beside them."""
+    for name in [name for name in tensors if name.endswith(".o_proj.weight")]:
+        rows, columns = tensors.pop(name).shape
+        base = name.removesuffix(".weight")
+        tensors[f"{base}.qweight"] = torch.zeros(columns // 8, rows, dtype=torch.int32)
+        tensors[f"{base}.qzeros"] = torch.zeros(1, rows // 8, dtype=torch.int32)
+        tensors[f"{base}.scales"] = torch.ones(1, rows, dtype=torch.float16)
+
+
+@pytest.mark.parametrize(("quantise", "told"), [(in_blocks, "FP8 in blocks"), (in_groups, "GPTQ or AWQ")])
+def test_a_quantised_layout_is_refused_by_name_where_the_config_does_not_say_it(
+    checkpoint_copy: Path, quantise: Callable[[dict[str, torch.Tensor]], None], told: str
+) -> None:
+    with pytest.raises(CheckpointError, match=rf"is quantised \({told}: it holds .*use the unquantised"):
+        open_checkpoint(edit_tensors(checkpoint_copy, quantise))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "3"])
