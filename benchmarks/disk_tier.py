@@ -75,7 +75,7 @@ def _main(given: argparse.Namespace) -> int:
                 Path(given.json).write_text(json.dumps(report, indent=1) + "\n")
 
         found = rounds(specs, given.rounds, run, _say, note)
-        halves = None if given.skip_first_token else _first_tokens(specs, run)
+        halves = None if given.skip_first_token else _first_tokens(specs, run, given.first_token_scale)
     report = _report(given, found, replay, rate, cap.kind, time.monotonic() - started)
     if halves is not None:
         report["first_token"] = halves
@@ -123,12 +123,15 @@ def _prepare(given: argparse.Namespace, work: Path) -> tuple[Path, list[ArmSpec]
     return model, specs, Replay.load(replay)
 
 
-def _first_tokens(specs: Sequence[ArmSpec], run: Any) -> dict[str, Any] | None:
-    """Time to the first token with all and with half of the visual tokens, the first layer pinned."""
-    base = next((spec for spec in specs if spec.name == "lru"), None)
+def _first_tokens(specs: Sequence[ArmSpec], run: Any, scale: int) -> dict[str, Any] | None:
+    """Time to the first token with all and with half of the visual tokens, the first layer pinned. scale: of the
+    picture's sides beyond the other arms'."""
+    ours = {spec.name: spec for spec in specs}
+    base = next((ours[name] for name in ("predictor", "next-gate", "lru") if name in ours), None)
     if base is None:
         return None
-    told: dict[str, Any] = {}
+    base = replace(base, image_scale=base.image_scale * scale)
+    told: dict[str, Any] = {"arm": base.name, "image_scale": base.image_scale}
     for ratio in (1.0, 0.5):
         try:
             found = [run(replace(base, prefix_layers=1, keep_ratio=ratio, tokens=2)).prefill_s for _ in range(2)]
@@ -253,6 +256,10 @@ def _parser() -> argparse.ArgumentParser:
         "--images", type=int, default=120, help="pictures to train the predictor on (default: %(default)s)"
     )
     parser.add_argument("--epochs", type=int, default=12, help="of that training, at most (default: %(default)s)")
+    parser.add_argument(
+        "--first-token-scale", type=int, default=1, metavar="N",
+        help="of the picture's sides in these runs: N * N times the visual tokens (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--skip-first-token", action="store_true", help="leave the runs at half of the tokens out")
     parser.add_argument(
         "--work", default=str(Path(tempfile.gettempdir()) / "vismmoe-disk-tier"), metavar="DIR",

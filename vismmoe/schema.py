@@ -238,11 +238,25 @@ def _field_docs(config: type) -> dict[str, str]:
     """The sentence that stands under each field, base classes included. Python drops it, so the source is read."""
     docs: dict[str, str] = {}
     for base in reversed(config.__mro__[:-1]):
-        body = typing.cast(ast.ClassDef, ast.parse(inspect.getsource(base)).body[0]).body
-        for field, text in itertools.pairwise(body):
+        for field, text in itertools.pairwise(_class_body(base)):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and _is_text(text):
                 docs[field.target.id] = " ".join(ast.literal_eval(text.value).split())
     return docs
+
+
+def _class_body(config: type) -> list[ast.stmt]:
+    """Its source; that of a module is parsed once for all its classes, which every command waits for."""
+    module = inspect.getmodule(config)
+    found = {} if module is None else _classes(module)
+    if config.__qualname__ in found:
+        return found[config.__qualname__].body
+    return typing.cast(ast.ClassDef, ast.parse(inspect.getsource(config)).body[0]).body
+
+
+@cache
+def _classes(module: types.ModuleType) -> dict[str, ast.ClassDef]:
+    body = ast.parse(inspect.getsource(module)).body
+    return {statement.name: statement for statement in body if isinstance(statement, ast.ClassDef)}
 
 
 def _is_text(statement: ast.stmt) -> typing.TypeGuard[ast.Expr]:
