@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from vismmoe.predictors.features import DECODE_FLOOR, columns, history_evidence
 from vismmoe.predictors.guide import Guide
-from vismmoe.predictors.products import Exact, Product, short
 from vismmoe.types import LayerState
 
 if TYPE_CHECKING:
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
 class _Layer:
     """One layer's weights; r directions, w distances that exist ahead of it, h1 and h2 widths of the trunk."""
 
-    project: Product | None  # (r, H); None: the state as it is
-    read: Product | None  # (h1 + rank + w * E, r): what the first layer, the drift and the routers read
+    project: Tensor | None  # (r, H); None: the state as it is
+    read: Tensor | None  # (h1? + rank? + w * E?, r): what the first layer, the drift and the routers read
     widths: list[int]  # three: how many rows of `read` are for which; 0: not at all
     read_bias: Tensor  # one for each row of `read`; without any, (h1,) for the first layer
-    out: Product  # (w * E, h2 + rank): the layer's head on the trunk, then the drift
+    out: Tensor  # (w * E, h2 + rank): the layer's head on the trunk, then the drift
     bias: Tensor  # (w * E,), the constants of all evidence included
     history_scale: Tensor | None  # (w, E)
     gate_scale: Tensor | None  # (w, E)
@@ -67,15 +66,16 @@ class DecodeCall:
         layer, history = self._layers[row], state.history
         told = self._static_part(state, row)
         if layer.read is not None:
-            token = state.hidden[0]
-            token = token.float() if layer.project is None else layer.project.of(token)
-            told = layer.read.plus(told, token)
+            token = state.hidden[0].float()
+            if layer.project is not None:
+                token = torch.mv(layer.project, token)
+            told = torch.addmv(told, layer.read, token)
         z, drift, gate = torch.split(told, layer.widths)
         if self._recent is not None:
             seen = history[max(0, row - self._window + 1) : row + 1]
             z = torch.addmv(z, self._recent, torch.mv(seen.t(), self._even[len(seen)]))
         z = torch.addmv(self._b2, self._w2, z.relu()).relu_()
-        out = layer.out.plus(layer.bias, torch.cat((z, drift))).view(-1, self._experts)
+        out = torch.addmv(layer.bias, layer.out, torch.cat((z, drift))).view(-1, self._experts)
         if layer.history_scale is not None:
             out.addcmul_(history_evidence(history[row + 1 : row + 1 + self._window]), layer.history_scale)
         if layer.gate_scale is None:
@@ -113,19 +113,14 @@ def _layer(net: LookaheadNet, gate: NextGate | None, row: int, parts: dict[str, 
     token, offset = _through(token, back, centre)
     head = _head(net, row) if net.guide is None else _guided(net.guide, row, gate, back, centre)
     down, routers, gate_bias = (head.pop(name, None) for name in ("down", "gate", "gate_bias"))
-    out = head.pop("out")
-    assert out is not None
     asked = [weight for weight in (token, down, routers) if weight is not None]
     if token is None and asked:  # the first layer reads nothing of the token, yet its sum stands there
         asked.insert(0, asked[0].new_zeros(len(bias), asked[0].shape[1]))
     widths = [len(bias), 0 if down is None else len(down), 0 if routers is None else len(routers)]
     constants = torch.zeros(widths[1]), torch.zeros(widths[2]) if gate_bias is None else gate_bias
-    # Weights of a wide model are read anew for every token: by bytes. Those of a small one lie in the cache.
-    kind = Exact if back is None else short
     return _Layer(
-        project=kind(back.T.contiguous()) if back is not None and asked else None,
-        read=kind(torch.cat(asked)) if asked else None,
-        out=kind(out),
+        project=back.T.contiguous() if back is not None and asked else None,
+        read=torch.cat(asked) if asked else None,
         widths=widths,
         read_bias=torch.cat((bias if offset is None else bias + offset, *constants)),
         **head,  # type: ignore[arg-type]
