@@ -84,6 +84,7 @@ def _asked(config: InferConfig) -> list[Request]:
             keep_ratio=config.keep_ratio,
             compressor=config.compressor,
             sampling=config.sampling(),
+            prefill_chunk=config.prefill_chunk,
             history=turn,
         )
         for turn in turns

@@ -157,6 +157,8 @@ class InferConfig(EngineConfig):
     """Predictor that guides prefetching: an artifact folder or models:/name@alias."""
     max_new_tokens: Count = 64
     """Longest answer, in tokens."""
+    prefill_chunk: Count | None = None
+    """Tokens of the prompt that a layer takes at once, to need less memory for it; default: all of them."""
     temperature: Weight = 0.0
     """How freely tokens are drawn; 0 gives the likeliest answer, whatever the checkpoint's generation_config says."""
     top_p: Fraction | None = None

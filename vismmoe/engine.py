@@ -32,6 +32,7 @@ from vismmoe.lockstep import LockStep
 from vismmoe.memory import ResidentPeak, arithmetic_threads
 from vismmoe.models.catalogue import check_compression
 from vismmoe.models.checkpoint import Checkpoint, open_checkpoint
+from vismmoe.models.chunks import ChunkedLayers
 from vismmoe.models.dtypes import resolve_device, resolve_dtype
 from vismmoe.models.generation import (
     ModelState,
@@ -150,6 +151,7 @@ class Engine:
         last = checkpoint.spec.moe_layers[self.prefix_layers - 1] if self.prefix_layers else -1
         self.boundary = last + 1  # first decoder layer that sees only the kept tokens
         StackHooks(model, checkpoint.family, self.boundary, lambda: self._here.session)
+        ChunkedLayers(model, checkpoint.family, lambda: self._here.session)
         route_experts(model, checkpoint.family, self._runner)
 
     @classmethod
@@ -269,6 +271,8 @@ class Engine:
         with self._turn:
             if self._closed:
                 raise UsageError("this engine is closed: load a new one")
+            if recorder is not None and any(request.prefill_chunk for request in requests):
+                raise UsageError("routing is recorded of whole prompts only: leave prefill_chunk out")
             try:
                 asked = [self._prepare(request, conversation) for request in requests]
             except Exception:
@@ -312,7 +316,8 @@ class Engine:
         session = self._open_session(request, prompt, compressor, past)
         session.notes = notes_of(loaded)
         if cache is None:
-            whole_windows = session.compresses or conversation is not None  # the next turn may compress
+            # the next turn may compress; a piece of a prompt must find every earlier one
+            whole_windows = session.compresses or conversation is not None or request.prefill_chunk is not None
             cache = allocated_cache(config, request.max_new_tokens, whole=whole_windows)
         expect(cache, request.max_new_tokens)
         return _Asked(request, session, started, whole, images, cache)
@@ -329,6 +334,8 @@ class Engine:
         return [image if size == image.size else image.resize(size, Image.Resampling.BICUBIC) for image, size in pairs]
 
     def _open_session(self, request: Request, prompt: Prompt, compressor: Compressor, past: Past = NOTHING) -> Session:
+        if request.prefill_chunk is not None and request.prefill_chunk < 1:
+            raise UsageError(f"prefill_chunk must be at least 1 token, not {request.prefill_chunk}")
         if request.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
         if not 0 < request.keep_ratio <= 1:
@@ -348,6 +355,7 @@ class Engine:
             prefix=self.spec.moe_layers[: self.prefix_layers],
             device=self._device,
             past=past,
+            prefill_chunk=request.prefill_chunk,
             foresee=self._foresee(compressor.layers_ahead) if count < total and compressor.layers_ahead else None,
         )
 
@@ -406,7 +414,11 @@ class Engine:
         try:
             if len(asked) == 1:
                 return [self._decode(asked[0], on_text)]
-            self._meeting = LockStep([partial(self._decode, each, None) for each in asked], self._run_meeting)
+            self._meeting = LockStep(
+                [partial(self._decode, each, None) for each in asked],
+                self._run_meeting,
+                lambda call: (call[1].session.step, call[0]),
+            )
             return self._meeting.run()
         except VisMMoEError:
             self._pipeline.recover()
@@ -455,12 +467,9 @@ class Engine:
         return run
 
     def _run_meeting(self, calls: list[tuple[int, LayerCall]]) -> list[Tensor]:
-        """All began together and each forward goes through the same layers, so all are at the same one."""
-        layer = calls[0][0]
-        if any(other != layer for other, _ in calls):
-            raise RuntimeError(f"requests in lock-step are at layers {sorted({other for other, _ in calls})}")
+        """All of one layer and forward: lock-step lets only those together."""
         with torch.inference_mode():
-            return self._pipeline.run_together(layer, [call for _, call in calls])
+            return self._pipeline.run_together(calls[0][0], [call for _, call in calls])
 
     def _report(self, asked: _Asked, tokens: list[int], total_ms: float, evictions: int) -> GenerationResult:
         session, plan, kind, origin = asked.session, self.plan, self.predictor, self._origin

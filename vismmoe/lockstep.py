@@ -34,15 +34,20 @@ class _Participant(Generic[Call, Answer, Outcome]):
 
 
 class LockStep(Generic[Call, Answer, Outcome]):
-    """Runs `bodies` in turns. Each may call meet(); once all that have not ended did, `together` answers them at once.
+    """Runs `bodies` in turns. Each may call meet(); once all that have not ended did, `together` answers those at once
+    whose calls have the lowest rank. The others wait for these to catch up.
 
     `together` runs in the thread that called run(): calls in the order of the bodies, answers in the same order.
     """
 
     def __init__(
-        self, bodies: Sequence[Callable[[], Outcome]], together: Callable[[list[Call]], Sequence[Answer]]
+        self,
+        bodies: Sequence[Callable[[], Outcome]],
+        together: Callable[[list[Call]], Sequence[Answer]],
+        rank: Callable[[Call], tuple[int, ...]] = lambda call: (),
     ) -> None:
         self._together = together
+        self._rank = rank
         self._here = threading.local()
         self._abandoned = False
         self._participants: list[_Participant[Call, Answer, Outcome]] = [_Participant(body) for body in bodies]
@@ -56,10 +61,18 @@ class LockStep(Generic[Call, Answer, Outcome]):
         for thread in self._threads:
             thread.start()
         try:
-            live = self._participants
-            while live := [each for each in live if self._turn(each)]:
-                answers = self._together([each.call.pop() for each in live])
-                for each, answer in zip(live, answers, strict=True):
+            waiting: list[_Participant[Call, Answer, Outcome]] = []
+            running = self._participants
+            while True:
+                came = [each for each in running if self._turn(each)]
+                live = [each for each in self._participants if each in came or each in waiting]
+                if not live:
+                    break
+                first = min(self._rank(each.call[0]) for each in live)
+                running = [each for each in live if self._rank(each.call[0]) == first]
+                waiting = [each for each in live if each not in running]
+                answers = self._together([each.call.pop() for each in running])
+                for each, answer in zip(running, answers, strict=True):
                     each.answer.append(answer)
         finally:
             self._abandon()

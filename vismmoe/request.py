@@ -42,6 +42,7 @@ class Request:
     keep_ratio: float = 1.0  # floor(keep_ratio * N) of the N visual tokens reach the deeper layers
     compressor: str = "affinity-bytes"  # how they are chosen; not consulted when all are kept
     sampling: Sampling = GREEDY
+    prefill_chunk: int | None = None  # tokens of the prompt that a layer takes at once; None: all of them
     history: tuple[Message, ...] = ()  # what was said before; with no images and no prompt, its end is the question
 
     @property

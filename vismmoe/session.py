@@ -64,6 +64,16 @@ class Asker(Protocol):
     def clock(self) -> Clock: ...
 
 
+@dataclass
+class _LayerChunks:
+    """What the pieces of the prompt have shown of one layer so far."""
+
+    history: Tensor  # (E,) before this forward
+    counts: Tensor | int = 0  # (E,) int32 tokens that chose each expert
+    total: Tensor | float = 0.0  # (H,) float32 sum over the visual tokens
+    visual: int = 0
+
+
 class Session:
     """State of one request; implements vismmoe.models.hooks.Observer."""
 
@@ -77,6 +87,7 @@ class Session:
         prefix: Sequence[int],
         device: torch.device,
         past: Past = NOTHING,
+        prefill_chunk: int | None = None,
         foresee: Callable[[int, Tensor], AheadDemand] | None = None,
     ) -> None:
         """keep_count: visual tokens that the layers after `prefix` (MoE layers) see; compressor None keeps all.
@@ -84,6 +95,9 @@ class Session:
         self.spec = spec
         self.prompt = prompt
         self.past = past
+        self.prefill_chunk = prefill_chunk  # tokens that a layer takes at once; None: the whole prompt
+        self._chunk_start, self._chunk_end = 0, None  # type: int, int | None
+        self._chunks: dict[int, _LayerChunks] = {}
         self.known_tokens = past.tokens + prompt.tokens
         self.prompt_inputs = prompt.inputs
         self.notes: tuple[str, ...] = ()  # what was left out of the images
@@ -168,6 +182,15 @@ class Session:
     def kept(self) -> Tensor | None:
         return self._kept
 
+    def begin_chunk(self, start: int, end: int | None) -> None:
+        """The layer that runs now takes the prompt in pieces and is at rows `start` to `end`; None: to the last one."""
+        self._chunk_start, self._chunk_end = start, end
+
+    def note(self, sentence: str) -> None:
+        """Say it in the report, once."""
+        if sentence not in self.notes:
+            self.notes = (*self.notes, sentence)
+
     def held(self) -> Tensor | None:
         return self._held
 
@@ -213,8 +236,12 @@ class Session:
         return layer in self._prefix
 
     def visual_rows(self, layer: int) -> Tensor:
-        """(V,) int64 rows of the visual tokens among the tokens that `layer` sees in the prefill."""
-        return self._visual if self._kept is None or layer in self._prefix else self._deep_visual
+        """(V,) int64 rows of the visual tokens among the tokens that `layer` sees in the prefill, in the piece of the
+        prompt that it is at."""
+        rows = self._visual if self._kept is None or layer in self._prefix else self._deep_visual
+        if self._chunk_end is None:
+            return rows
+        return rows[(rows >= self._chunk_start) & (rows < self._chunk_end)] - self._chunk_start
 
     # -- told and asked by the pipeline ---------------------------------------------------------------------------
     def see_routing(
@@ -228,14 +255,31 @@ class Session:
         row = self._rows[layer]
         counts = torch.zeros(self.spec.num_experts, dtype=torch.int32)
         counts[list(demand.experts)] = torch.tensor(demand.counts, dtype=torch.int32)
-        self._history[row] = advance_history(self._history[row], counts, self.spec.top_k)
-        if self.phase == "prefill":
-            self._distinct[layer] = len(demand.experts)
-            rows = self.visual_rows(layer)
-            self._means[layer] = (
-                hidden[rows].float().mean(0) if len(rows) else hidden.new_zeros(hidden.shape[-1]).float()
-            )
-            if layer in self._prefix and self._compressor is not None:
-                self._states = hidden
-                self._choices[layer] = top_k_index[self._visual], top_k_weights[self._visual].float()
+        if self.phase == "decode":
+            self._history[row] = advance_history(self._history[row], counts, self.spec.top_k)
+        else:
+            self._see_prefill(layer, hidden, top_k_index, top_k_weights, counts)
         return LayerState(layer, self.phase, hidden, self._means[layer], self.visual_summary, self._history)
+
+    def _see_prefill(
+        self, layer: int, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor, counts: Tensor
+    ) -> None:
+        """The whole prompt, or one piece more of it."""
+        row, start = self._rows[layer], self._chunk_start
+        if start == 0:
+            self._chunks[layer] = _LayerChunks(self._history[row].clone())
+        seen = self._chunks[layer]
+        seen.counts = seen.counts + counts
+        self._history[row] = advance_history(seen.history, seen.counts, self.spec.top_k)
+        self._distinct[layer] = int((seen.counts > 0).sum())
+        rows = self.visual_rows(layer)
+        seen.visual += len(rows)
+        seen.total = seen.total + hidden[rows].float().sum(0)
+        self._means[layer] = seen.total / max(1, seen.visual)
+        if layer in self._prefix and self._compressor is not None:
+            self._states = hidden if start == 0 or self._states is None else torch.cat((self._states, hidden))
+            choice = top_k_index[rows], top_k_weights[rows].float()
+            before = self._choices.get(layer)
+            if start and before is not None:
+                choice = torch.cat((before[0], choice[0])), torch.cat((before[1], choice[1]))
+            self._choices[layer] = choice

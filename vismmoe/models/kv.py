@@ -24,6 +24,11 @@ def expect(cache: Any, new_tokens: int) -> None:
             layer.new_tokens = new_tokens
 
 
+def holds_every_token(cache: Any, layer: int) -> bool:
+    """Whether the layer has keys and values of its own for each token that it has seen."""
+    return isinstance(cache.layers[layer], _AllocatedLayer)
+
+
 def can_be_cut(cache: Any) -> bool:
     """Whether tokens at the end can be forgotten: a running state and a sliding window hold no single tokens."""
     return all(isinstance(layer, _AllocatedLayer) for layer in cache.layers)
