@@ -390,6 +390,7 @@ class Engine:
             tokens=self._kept_for_others(asked)
             + sum(each.session.known_tokens + each.request.max_new_tokens for each in asked),
             requests=len(asked),
+            chunk=_pieces(asked),
         )
         if found is None:
             return
@@ -518,6 +519,12 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _pieces(asked: Sequence[_Asked]) -> int | None:
+    """The most tokens that a layer takes at once; None: all of a prompt."""
+    chunks = [each.request.prefill_chunk for each in asked]
+    return None if not chunks or None in chunks else max(chunk for chunk in chunks if chunk is not None)
 
 
 def _remember(conversation: Conversation, asked: _Asked, tokens: Sequence[int], answer: str) -> None:

@@ -101,19 +101,21 @@ def plan_request(
     visual_tokens: int,
     tokens: int,
     requests: int = 1,
+    chunk: int | None = None,
 ) -> tuple[MemoryPlan, ModelBytes] | None:
     """A plan with which a request of `tokens` tokens in all runs within the budget, and what it was made with; None
     where the present plan is enough. Slabs make room for a longer context, and the other way round.
 
     sizes: what the present plan was made with. Only activations and the KV cache differ between requests. For several
-    requests that run together: visual_tokens of the largest, tokens of all of them.
+    requests that run together: visual_tokens of the largest, tokens of all of them. chunk: tokens that a layer takes
+    at once, None for all.
     Raises BudgetError with the least budget that does.
     """
     if config.device_memory is None:
         return None
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.compute_dtype, checkpoint.layout, device)
-    asked = replace(sizes, activation_bytes=request_activations(checkpoint, visual_tokens, tokens, dtype))
+    asked = replace(sizes, activation_bytes=request_activations(checkpoint, visual_tokens, tokens, dtype, chunk))
     growth = asked.activation_bytes - sizes.activation_bytes + sizes.kv_bytes_per_token * tokens - plan.planned["kv"]
     if growth <= 0 or plan.planned_bytes + growth <= config.device_memory:
         return None

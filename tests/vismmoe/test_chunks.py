@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from vismmoe.config import EngineConfig
-from vismmoe.engine import Engine, Request
-from vismmoe.errors import UsageError
+from vismmoe.config import EngineConfig, PlanConfig
+from vismmoe.engine import Engine, Request, plan_for
+from vismmoe.errors import BudgetError, UsageError
 
 TOP_K = 4
 PREFIX = 2
@@ -107,3 +107,13 @@ def test_a_piece_of_nothing_and_recorded_pieces_are_refused(engine: Engine, requ
         engine.generate(replace(requests[0], prefill_chunk=0))
     with pytest.raises(UsageError, match="recorded"):
         engine.record(replace(requests[0], prefill_chunk=4))
+
+
+def test_a_prompt_in_pieces_runs_where_the_whole_one_does_not_fit(tiny_checkpoint: Path) -> None:
+    plan = plan_for(PlanConfig(model=str(tiny_checkpoint), image_size=(32, 32), context=64))
+    long = Request((), "What is this? " * 40, 2)
+    config = EngineConfig(model=str(tiny_checkpoint), device_memory=plan.minimum_bytes + 1_800_000)
+    with Engine.load(config, image_size=(32, 32), context_tokens=64) as engine:
+        with pytest.raises(BudgetError, match="up to"):
+            engine.generate(long)
+        assert engine.generate(replace(long, prefill_chunk=32)).text

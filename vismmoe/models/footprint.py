@@ -162,9 +162,13 @@ def kv_values(checkpoint: Checkpoint) -> int:
     return heads.cached * (heads.key_width + heads.value_width) * int(text.num_hidden_layers)
 
 
-def request_activations(checkpoint: Checkpoint, visual_tokens: int, tokens: int, dtype: torch.dtype) -> int:
-    """Bytes alive at the largest moment of a request of `tokens` tokens, visual ones included."""
-    return max(vision_activations(checkpoint, visual_tokens, dtype), text_activations(checkpoint, tokens, dtype))
+def request_activations(
+    checkpoint: Checkpoint, visual_tokens: int, tokens: int, dtype: torch.dtype, chunk: int | None = None
+) -> int:
+    """Bytes alive at the largest moment of a request of `tokens` tokens, visual ones included; chunk: how many of them
+    a layer takes at once, None for all."""
+    text = text_activations(checkpoint, tokens, dtype, chunk)
+    return max(vision_activations(checkpoint, visual_tokens, dtype), text)
 
 
 def vision_activations(checkpoint: Checkpoint, tokens: int, dtype: torch.dtype) -> int:
@@ -186,8 +190,9 @@ def vision_activations(checkpoint: Checkpoint, tokens: int, dtype: torch.dtype) 
     return needed
 
 
-def text_activations(checkpoint: Checkpoint, tokens: int, dtype: torch.dtype) -> int:
-    """Bytes alive in the decoder while `tokens` go through one layer, with the visual features kept for DeepStack."""
+def text_activations(checkpoint: Checkpoint, tokens: int, dtype: torch.dtype, chunk: int | None = None) -> int:
+    """Bytes alive in the decoder while `tokens` go through one layer, with the visual features kept for DeepStack; in
+    pieces of `chunk`, each with a mask over all tokens."""
     text, spec = checkpoint.config.get_text_config(), checkpoint.spec
     heads = _heads(text)
     attention = heads.query * heads.key_width + heads.cached * (heads.key_width + heads.value_width)
@@ -196,7 +201,11 @@ def text_activations(checkpoint: Checkpoint, tokens: int, dtype: torch.dtype) ->
     vision = vision_config(checkpoint)
     features = 0 if vision is None else spec.hidden_size * (1 + _deepstack(vision))
     router = 3 * spec.num_experts * 4
-    needed: int = tokens * ((stream + features + max(2 * attention, experts)) * dtype.itemsize + router)
+    rows = tokens if chunk is None else min(chunk, tokens)
+    needed: int = tokens * (stream + features) * dtype.itemsize
+    needed += rows * (max(2 * attention, experts) * dtype.itemsize + router)
+    if rows < tokens:
+        needed += rows * tokens * (1 + dtype.itemsize)
     needed += int(text.vocab_size) * 8  # logits of one token, twice
     return needed
 
