@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from vismmoe.errors import CorpusError
 from vismmoe.evaluate.benchmarks import checked_all
 from vismmoe.evaluate.score import Benchmark, Row
+from vismmoe.untrusted import parse_json, read_text
 
 
 def read_predictions(benchmark: Benchmark, source: str) -> list[Row]:
@@ -35,17 +35,12 @@ def _text(row: Row, where: str) -> str:
 
 
 def _json_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    text = _text_of(file)
     try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise CorpusError(f"--predictions {file} cannot be read ({error.strerror}).") from None
-    except UnicodeDecodeError:
-        raise CorpusError(f"--predictions {file} is not UTF-8 text.") from None
-    try:
-        told = json.loads(text)
-    except RecursionError:
-        raise CorpusError(f"{file} is nested too deeply to be rows of predictions.") from None
+        told = parse_json(text)
     except ValueError as error:
+        if "too deeply" in str(error):
+            raise CorpusError(f"{file} is nested too deeply to be rows of predictions.") from None
         told = _lines(file, text, error)
     if isinstance(told, dict):
         told = told.get("rows", told.get("samples"))
@@ -57,13 +52,20 @@ def _json_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{file.name}, row {number}", row
 
 
+def _text_of(file: Path) -> str:
+    try:
+        return read_text(file)
+    except ValueError as error:
+        raise CorpusError(f"--predictions {file} cannot be used: {error}.") from None
+
+
 def _lines(file: Path, text: str, error: ValueError) -> list[Any]:
     found = []
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
             try:
-                found.append(json.loads(line))
-            except (ValueError, RecursionError):
+                found.append(parse_json(line))
+            except ValueError:
                 told = f"line {number} is no JSON" if found else f"it is no JSON ({error})"
                 raise CorpusError(f"{file}: {told}.") from None
     return found
@@ -71,7 +73,7 @@ def _lines(file: Path, text: str, error: ValueError) -> list[Any]:
 
 def _result_list(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """`image<TAB>question<TAB>Yes|No<TAB>answer`, one file a subtask."""
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(_text_of(file).splitlines(), start=1):
         if not line.strip():
             continue
         cells = line.split("\t")

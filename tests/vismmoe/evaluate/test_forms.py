@@ -6,6 +6,7 @@ import base64
 import csv
 import io
 import json
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from PIL import Image
 
 from vismmoe.errors import CorpusError
 from vismmoe.evaluate.benchmarks import BENCHMARKS
-from vismmoe.evaluate.forms import chosen, load_items
+from vismmoe.evaluate.forms import chosen, load_items, originals
 from vismmoe.evaluate.forms.items import Item
 from vismmoe.images import load_image
 
@@ -319,3 +320,52 @@ def test_data_that_is_not_there_is_refused_in_a_sentence(tmp_path: Path) -> None
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
     with pytest.raises(CorpusError, match="parquet"):
         load_items(MME, str(tmp_path / "x.parquet"))
+
+
+def mme_zip(file: Path, question: bytes = b"Is it?\tYes\nIs it not?\tNo\n") -> Path:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("existence/1.txt", question)
+        archive.writestr("existence/1.png", png("red"))
+    return file
+
+
+def flip(file: Path, local: int, central: int, value: int) -> None:
+    """Change a byte of the first file's two headers."""
+    data = bytearray(file.read_bytes())
+    data[data.find(b"PK\3\4") + local] ^= value
+    data[data.find(b"PK\1\2") + central] ^= value
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("local", "central", "value"), [(6, 8, 1), (14, 16, 255), (8, 10, 77)], ids=["encrypted", "checksum", "method"]
+)
+def test_a_zip_that_cannot_be_unpacked_is_told_by_the_file_within(
+    tmp_path: Path, local: int, central: int, value: int
+) -> None:
+    flip(mme_zip(tmp_path / "mme.zip"), local, central, value)
+    with pytest.raises(CorpusError, match=r"1\.txt cannot be read"):
+        load_items(MME, str(tmp_path / "mme.zip"))
+
+
+def test_a_zip_that_unfolds_without_end_is_not_unfolded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(originals, "MAX_TEXT_BYTES", 1000)
+    with pytest.raises(CorpusError, match="more than 1000 bytes"):
+        load_items(MME, str(mme_zip(tmp_path / "mme.zip", b"\0" * 100_000)))
+    monkeypatch.setattr(originals, "MAX_BYTES", 10)
+    (item, _) = load_items(MME, str(mme_zip(tmp_path / "other.zip")))
+    assert item.image is not None
+    with pytest.raises(CorpusError, match="more than 10 bytes"):
+        item.image()
+
+
+def test_a_pipe_a_folder_and_a_circle_among_the_questions_are_not_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / "existence"
+    folder.mkdir()
+    (folder / "1.png").write_bytes(png("red"))
+    text = folder / "1.txt"
+    for make in (os.mkfifo, os.mkdir, lambda path: os.symlink("1.txt", path)):
+        make(text)
+        with pytest.raises(CorpusError, match=r"1\.txt"):
+            load_items(MME, str(tmp_path))
+        text.rmdir() if text.is_dir() else text.unlink()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,12 @@ from vismmoe.errors import CorpusError
 from vismmoe.evaluate.forms.items import Item, OpenImage, file_in
 from vismmoe.evaluate.mme import COGNITION, PERCEPTION
 from vismmoe.evaluate.pope import SPLITS
+from vismmoe.images import MAX_BYTES
+from vismmoe.untrusted import parse_json, read_text
 
 Tree = Path | zipfile.Path  # the same questions can be asked of both
 SUFFIXES = (".jpg", ".png", ".jpeg", ".JPG", ".PNG", ".webp")
+MAX_TEXT_BYTES = 1 << 24  # of one file of questions
 DEPTH = 3  # folders between what is named and the subtasks
 
 
@@ -59,7 +62,7 @@ def _mme_text(name: str, text: Tree, pictures: Tree) -> Iterator[Item]:
     if picture is None:
         raise CorpusError(f"{name}/{text.name}: there is no picture {stem}.jpg or .png beside it.")
     try:
-        lines = text.read_text(encoding="utf-8").splitlines()
+        lines = _bytes(text, MAX_TEXT_BYTES).decode("utf-8").splitlines()
     except UnicodeDecodeError:
         raise CorpusError(f"{name}/{text.name} is not UTF-8 text.") from None
     for number, line in enumerate(lines, start=1):
@@ -77,7 +80,23 @@ def _opener(picture: Tree) -> OpenImage:
     if isinstance(picture, Path):
         path = picture
         return lambda: path
-    return picture.read_bytes
+    held = picture
+    return lambda: _bytes(held, MAX_BYTES)
+
+
+def _bytes(file: Tree, most: int) -> bytes:
+    """The file's content. CorpusError for anything but a regular file, for damage, and for more than `most` bytes: a
+    zip file of a few kilobytes may unfold to terabytes."""
+    try:
+        if not file.is_file():
+            raise CorpusError(f"{file} is no regular file.")
+        with file.open("rb") as stream:
+            data: bytes = stream.read(most + 1)
+    except (OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        raise CorpusError(f"{file} cannot be read ({error}).") from None
+    if len(data) > most:
+        raise CorpusError(f"{file} has more than {most} bytes.")
+    return data
 
 
 # -- POPE -------------------------------------------------------------------------------------------------------------
@@ -110,8 +129,8 @@ def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = parse_json(line)
+        except ValueError as error:
             raise CorpusError(f"{file.name}, line {number} is no JSON ({error}).") from None
         if not isinstance(row, dict):
             raise CorpusError(f"{file.name}, line {number} is no JSON object.")
@@ -170,15 +189,13 @@ def _list(file: Path, value: Any) -> list[dict[str, Any]]:
 
 def _json(file: Path) -> Any:
     try:
-        return json.loads(_text(file))
-    except (ValueError, RecursionError) as error:
+        return parse_json(_text(file))
+    except ValueError as error:
         raise CorpusError(f"{file} is no JSON ({error}).") from None
 
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise CorpusError(f"{file} is not UTF-8 text (byte {error.start}).") from None
-    except OSError as error:
-        raise CorpusError(f"{file} cannot be read ({error.strerror}).") from None
+        return read_text(file)
+    except ValueError as error:
+        raise CorpusError(f"{file} cannot be used: {error}.") from None
