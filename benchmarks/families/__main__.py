@@ -1,6 +1,6 @@
 """Tries every family of the catalogue on a tiny random checkpoint in its published layout and prints the table.
 
-python benchmarks/families                  all of them (about a minute of one core)
+python benchmarks/families                  all of them (about two minutes of one core)
 python benchmarks/families mixtral gpt_oss  these
 """
 

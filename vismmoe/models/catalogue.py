@@ -194,8 +194,6 @@ _TEXT_FAMILIES = (
 FAMILIES: Mapping[str, Family] = {family.model_type: family for family in (*_IMAGE_FAMILIES, *_TEXT_FAMILIES)}
 
 
-_OWN_INPUTS = "its images come through a processor and a tower of their own, which were not tried"
-_UNTRIED = "no small model of it could be built to try it on"
 REFUSED: Mapping[str, str] = {
     "diffusion_gemma": "it answers by diffusion over blocks, not token by token",
     "ernie4_5_vl_moe": "text and visual tokens have experts of their own and different sizes in one layer",
