@@ -49,15 +49,17 @@ def run(model: str, row: Row) -> dict[str, int]:
     """Planned and measured bytes of one request in this process."""
     from PIL import Image
 
-    from vismmoe.config import EngineConfig, PlanConfig
-    from vismmoe.engine import Engine, Request, plan_for
+    from vismmoe.config import EngineConfig
+    from vismmoe.engine import Engine, Request
+    from vismmoe.planning import plan_for_request
 
-    least = plan_for(PlanConfig(model=model))
+    pictures = (Image.new("RGB", (256, 256), (200, 30, 30)),) if row.picture else ()
+    request = Request(pictures, _WORD * row.words, row.answer)
+    least = plan_for_request(EngineConfig(model=model), pictures, request.prompt, row.answer)
     budget = least.minimum_bytes + int(row.share * (least.all_resident_bytes - least.minimum_bytes))
-    with Engine.load(EngineConfig(model=model, device_memory=budget)) as engine:
+    with Engine.load(EngineConfig(model=model, device_memory=budget), request=request) as engine:
         engine._stop = [1 << 30]  # no such token: the answer is as long as asked for
-        pictures = (Image.new("RGB", (256, 256), (200, 30, 30)),) if row.picture else ()
-        told = engine.generate(Request(pictures, _WORD * row.words, row.answer))
+        told = engine.generate(request)
     return {
         "prompt": told.usage.prompt_tokens,
         "answer": told.usage.completion_tokens,

@@ -48,7 +48,8 @@ def infer(config: InferConfig, results: IO[str]) -> None:
         print(text, end="", file=results, flush=True)
 
     reports: list[dict[str, Any]] = []
-    with load_engine(config, config.predictor) as engine:
+    only = requests[0] if len(requests) == 1 else None
+    with load_engine(config, config.predictor, request=only) as engine:
         ask = engine.generate if len(requests) == 1 else engine.converse().ask
         for request in requests:
             report = ask(request, stream if config.stream else None).to_json()

@@ -252,6 +252,8 @@ class PlanConfig(PixelConfig):
     """Largest image, in pixels."""
     context: Count = 1024
     """Tokens of one request, prompt and answer together."""
+    max_new_tokens: Index = 0
+    """Tokens of the context that are the answer: they are cached, but do not go through the layers at once."""
     json: bool = False
     """Print one JSON object and nothing else."""
 

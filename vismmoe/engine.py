@@ -29,7 +29,7 @@ from vismmoe.errors import CheckpointError, UsageError, VisMMoEError
 from vismmoe.experts.plan import MemoryPlan
 from vismmoe.images import ENOUGH_PIXELS, load_images, notes_of
 from vismmoe.lockstep import LockStep
-from vismmoe.memory import ResidentPeak, arithmetic_threads
+from vismmoe.memory import ResidentPeak, arithmetic_threads, return_freed_memory
 from vismmoe.models.catalogue import check_compression
 from vismmoe.models.checkpoint import Checkpoint, open_checkpoint
 from vismmoe.models.chunks import ChunkedLayers
@@ -61,11 +61,14 @@ from vismmoe.pipeline import ExpertPipeline, LayerCall, PipelineOptions, Watcher
 from vismmoe.planning import (
     CONTEXT_TOKENS,
     IMAGE_SIZE,
+    RequestSize,
+    assumed_size,
     least_prefix_layers,
-    plan_checkpoint,
     plan_for,
     plan_request,
+    plan_sizes,
     prefix_layers,
+    size_of_request,
     sizes_of,
 )
 from vismmoe.predictors.next_gate import NextGate
@@ -163,22 +166,29 @@ class Engine:
         origin: PredictorOrigin = PredictorOrigin(),
         image_size: tuple[int, int] = IMAGE_SIZE,
         context_tokens: int = CONTEXT_TOKENS,
+        request: Request | None = None,
     ) -> Engine:
         """Plan, then load what the plan keeps resident. image_size (width, height) and context_tokens are what memory
-        is planned for under `config.device_memory`; a request that needs more than the budget is refused.
+        is planned for under `config.device_memory`, or else the one request that will be asked; a request that needs
+        more than the budget is refused.
 
         Raises CheckpointError, BudgetError, UsageError.
         """
         started = time.perf_counter()
         checkpoint = open_checkpoint(resolve_model(config.model))
-        image_size = config.seen_size(image_size)
-        sizes = sizes_of(checkpoint, config, image_size, context_tokens)
-        plan = plan_checkpoint(checkpoint, config, image_size, context_tokens)
+        processor = None
+        size = assumed_size(checkpoint, config.seen_size(image_size), context_tokens)
+        if request is not None:
+            processor = load_processor(checkpoint.folder, checkpoint.family)
+            size = _size_of(request, checkpoint, processor, config)
+        sizes = sizes_of(checkpoint, config, size)
+        plan = plan_sizes(checkpoint, config, sizes, size)
         device = resolve_device(config.device)
         if device.type == "cpu":
             torch.set_num_threads(config.threads or arithmetic_threads(checkpoint.layout.expert_bytes))
+            return_freed_memory(plan.planned_bytes)
         dtype = resolve_dtype(config.compute_dtype, checkpoint.layout, device)
-        processor = load_processor(checkpoint.folder, checkpoint.family)
+        processor = processor or load_processor(checkpoint.folder, checkpoint.family)
         limit_pixels(processor, checkpoint.family, config.min_pixels, config.max_pixels)
         peak = ResidentPeak()  # code that is imported and the processor are no part of the model
         streamed = streamed_names(checkpoint) if config.vision == "streamed" else frozenset()
@@ -187,7 +197,7 @@ class Engine:
         )
         try:
             if config.disk_rate is None:  # a disk that is slowed down is so for requests, not for loading
-                pipeline.read_ahead(context_tokens)  # slabs fill while the rest of the model is read
+                pipeline.read_ahead(size.prompt_tokens)  # slabs fill while the rest of the model is read
             model = load_model(checkpoint, device=device, dtype=dtype, leave=streamed)
             load_ms = (time.perf_counter() - started) * 1e3
             return cls(config, checkpoint, plan, pipeline, model, processor, (predictor, origin), sizes, peak, load_ms)
@@ -204,6 +214,11 @@ class Engine:
     def model(self) -> nn.Module:
         """The transformers model, for measurements that watch its modules."""
         return self._model
+
+    @property
+    def peak_bytes(self) -> int:
+        """Device memory that the model, its experts and requests have taken at most until now."""
+        return self._memory().device_peak_bytes
 
     @property
     def routers(self) -> Mapping[int, Tensor]:
@@ -381,17 +396,14 @@ class Engine:
 
         Requests in lock-step go through the vision tower one by one; all their caches are alive together.
         """
-        found = plan_request(
-            self.plan,
-            self._planned_for,
-            self.checkpoint,
-            self.config,
-            visual_tokens=max((len(each.session.prompt.visual_positions) for each in asked), default=0),
-            tokens=self._kept_for_others(asked)
-            + sum(each.session.known_tokens + each.request.max_new_tokens for each in asked),
-            requests=len(asked),
-            chunk=_pieces(asked),
+        size = RequestSize(
+            max((len(each.session.prompt.visual_positions) for each in asked), default=0),
+            self._kept_for_others(asked) + sum(each.session.known_tokens for each in asked),
+            sum(each.request.max_new_tokens for each in asked),
+            len(asked),
+            _pieces(asked),
         )
+        found = plan_request(self.plan, self._planned_for, self.checkpoint, self.config, size)
         if found is None:
             return
         try:
@@ -532,6 +544,13 @@ def _remember(conversation: Conversation, asked: _Asked, tokens: Sequence[int], 
     ids = [*asked.whole.inputs["input_ids"][0].tolist(), *tokens]
     conversation.keep(asked.cache, ids, asked.session.held(), asked.session.known_tokens)
     conversation.remember(asked.request, asked.images, answer, asked.whole)
+
+
+def _size_of(request: Request, checkpoint: Checkpoint, processor: Any, config: EngineConfig) -> RequestSize:
+    pictures = [source for said in request.messages for source in said.pictures]
+    loaded = load_images(pictures, max(ENOUGH_PIXELS, config.max_pixels or 0))
+    seen = [config.seen_size(image.size) for image in loaded]
+    return size_of_request(checkpoint, processor, seen, in_words(request.messages), request.max_new_tokens)
 
 
 def _options(config: EngineConfig) -> PipelineOptions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +27,24 @@ class ResidentPeak:
     def bytes(self) -> int:
         files = max(0, _status_bytes("RssFile") - self._files)
         return max(0, _status_bytes("VmHWM") - self._start - files)
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
+_LEAST_MAPPED, _MOST_MAPPED = 128 * 1024, 1024**2
+
+
+def return_freed_memory(planned_bytes: int) -> None:
+    """Let glibc give a freed block of 1/256 of the plan or more back to the system at once (128 KiB to 1 MiB).
+
+    Left to itself it raises that limit to the size of what it sees freed, up to 32 MiB, and what was freed between two
+    blocks that stay is then lost: 0.3 GiB beside 2.4 GiB of DeepSeek-VL2 after loading, 0.2 GiB in a prefill of
+    Qwen3-VL-30B-A3B's shapes. For the whole process; nothing where the C library is another one.
+    """
+    limit = min(_MOST_MAPPED, max(_LEAST_MAPPED, planned_bytes // 256))
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        for option in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
+            library.mallopt(option, limit)
 
 
 def process_peak_bytes() -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from PIL.Image import Image
 
 from vismmoe.config import ModelConfig, PlanConfig, resolve_model
 from vismmoe.errors import BudgetError
@@ -15,7 +18,9 @@ from vismmoe.limits import available_memory
 from vismmoe.models.catalogue import default_prefix_layers
 from vismmoe.models.checkpoint import Checkpoint, open_checkpoint
 from vismmoe.models.dtypes import resolve_device, resolve_dtype
-from vismmoe.models.footprint import model_bytes, request_activations
+from vismmoe.models.footprint import image_tokens, model_bytes, request_activations
+from vismmoe.models.load import load_processor, tokenizer_of
+from vismmoe.models.prompt import Words, prompt_text
 from vismmoe.types import ModelBytes
 
 IMAGE_SIZE: tuple[int, int] = (256, 256)  # width, height in pixels; as `vismmoe plan` assumes unless told otherwise
@@ -23,22 +28,65 @@ CONTEXT_TOKENS = 1024
 LINEAR = "linear_attention"  # transformers' name of layers with a running state
 
 
+@dataclass(frozen=True)
+class RequestSize:
+    """What memory is planned for, in tokens; of several requests that run together, of all of them."""
+
+    visual_tokens: int  # of the largest: they go through the vision tower one by one
+    prompt_tokens: int  # visual ones included
+    new_tokens: int = 0
+    requests: int = 1
+    chunk: int | None = None  # tokens that a layer takes at once; None: all
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.new_tokens
+
+
 def plan_for(config: PlanConfig) -> MemoryPlan:
-    """What goes where for the asked image size and context. Raises CheckpointError, BudgetError, UsageError."""
+    """What goes where for the asked image size, context and answer. Raises CheckpointError, BudgetError, UsageError."""
     checkpoint = open_checkpoint(resolve_model(config.model))
-    return plan_checkpoint(checkpoint, config, config.seen_size(config.image_size), config.context)
+    size = assumed_size(checkpoint, config.seen_size(config.image_size), config.context, config.max_new_tokens)
+    return plan_sizes(checkpoint, config, sizes_of(checkpoint, config, size), size)
 
 
-def plan_checkpoint(
-    checkpoint: Checkpoint, config: ModelConfig, image_size: tuple[int, int], context_tokens: int
-) -> MemoryPlan:
-    """The same for an opened checkpoint. image_size: (width, height) in pixels of all images together."""
+def plan_for_request(config: ModelConfig, images: Sequence[Image], prompt: str, new_tokens: int) -> MemoryPlan:
+    """The same for one request, by the checkpoint's own processor."""
+    checkpoint = open_checkpoint(resolve_model(config.model))
+    processor = load_processor(checkpoint.folder, checkpoint.family)
+    asked = Words("user", (*(None for _ in images), prompt))
+    size = size_of_request(checkpoint, processor, [image.size for image in images], (asked,), new_tokens)
+    return plan_sizes(checkpoint, config, sizes_of(checkpoint, config, size), size)
+
+
+def assumed_size(
+    checkpoint: Checkpoint, image_size: tuple[int, int], context_tokens: int, new_tokens: int = 0
+) -> RequestSize:
+    """A request that fills its context. image_size: (width, height) in pixels of all images together; new_tokens: how
+    many of the context are the answer at most."""
+    visual = image_tokens(checkpoint, image_size)
+    new = min(new_tokens, context_tokens)
+    return RequestSize(visual, max(visual, context_tokens - new), new)
+
+
+def size_of_request(
+    checkpoint: Checkpoint, processor: Any, images: Sequence[tuple[int, int]], messages: Sequence[Words], new: int
+) -> RequestSize:
+    """Nothing is processed yet. images: (width, height) of each in pixels; new: tokens of the answer, at most."""
+    visual = sum(image_tokens(checkpoint, size) for size in images)
+    text = prompt_text(processor, messages)
+    return RequestSize(visual, visual + len(tokenizer_of(processor)(text)["input_ids"]), new)
+
+
+def plan_sizes(checkpoint: Checkpoint, config: ModelConfig, sizes: ModelBytes, size: RequestSize) -> MemoryPlan:
+    """What goes where, on this machine. sizes: made for the same request."""
     return plan_memory(
-        sizes_of(checkpoint, config, image_size, context_tokens),
+        sizes,
         device_budget_bytes=config.device_memory,
         host_budget_bytes=config.host_memory,
         prefix_layers=prefix_layers(checkpoint, config),
-        context_tokens=context_tokens,
+        context_tokens=size.tokens,
+        requests=size.requests,
         machine=this_machine(resolve_device(config.device)),
     )
 
@@ -53,18 +101,18 @@ def this_machine(device: torch.device) -> Machine:
     return Machine(free, host, unified=integrated)
 
 
-def sizes_of(
-    checkpoint: Checkpoint, config: ModelConfig, image_size: tuple[int, int], context_tokens: int
-) -> ModelBytes:
+def sizes_of(checkpoint: Checkpoint, config: ModelConfig, size: RequestSize) -> ModelBytes:
     """Bytes of the model's parts in the arithmetic's number format."""
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.compute_dtype, checkpoint.layout, device)
     sizes = model_bytes(
         checkpoint,
-        image_size=image_size,
+        visual_tokens=size.visual_tokens,
+        prompt_tokens=size.prompt_tokens,
+        new_tokens=size.new_tokens,
         compute_dtype=dtype,
-        context_tokens=context_tokens,
         streamed_vision=config.vision == "streamed",
+        device=device,
     )
     layout, on_cpu = checkpoint.layout, device.type == "cpu"
     slack = slack_bytes(layout, packed=not on_cpu)
@@ -93,36 +141,26 @@ def least_prefix_layers(checkpoint: Checkpoint) -> int:
 
 
 def plan_request(
-    plan: MemoryPlan,
-    sizes: ModelBytes,
-    checkpoint: Checkpoint,
-    config: ModelConfig,
-    *,
-    visual_tokens: int,
-    tokens: int,
-    requests: int = 1,
-    chunk: int | None = None,
+    plan: MemoryPlan, sizes: ModelBytes, checkpoint: Checkpoint, config: ModelConfig, size: RequestSize
 ) -> tuple[MemoryPlan, ModelBytes] | None:
-    """A plan with which a request of `tokens` tokens in all runs within the budget, and what it was made with; None
-    where the present plan is enough. Slabs make room for a longer context, and the other way round.
+    """A plan with which a request of this size runs within the budget, and what it was made with; None where the
+    present plan is enough. Slabs make room for a longer context, and the other way round.
 
-    sizes: what the present plan was made with. Only activations and the KV cache differ between requests. For several
-    requests that run together: visual_tokens of the largest, tokens of all of them. chunk: tokens that a layer takes
-    at once, None for all.
+    sizes: what the present plan was made with. Only activations and the KV cache differ between requests.
     Raises BudgetError with the least budget that does.
     """
     if config.device_memory is None:
         return None
-    device = resolve_device(config.device)
-    dtype = resolve_dtype(config.compute_dtype, checkpoint.layout, device)
-    asked = replace(sizes, activation_bytes=request_activations(checkpoint, visual_tokens, tokens, dtype, chunk))
-    growth = asked.activation_bytes - sizes.activation_bytes + sizes.kv_bytes_per_token * tokens - plan.planned["kv"]
+    dtype = resolve_dtype(config.compute_dtype, checkpoint.layout, resolve_device(config.device))
+    needed = request_activations(checkpoint, size.visual_tokens, size.prompt_tokens, size.new_tokens, dtype, size.chunk)
+    asked = replace(sizes, activation_bytes=needed)
+    growth = needed + asked.kv_bytes(size.tokens, size.requests) - sizes.activation_bytes - plan.planned["kv"]
     if growth <= 0 or plan.planned_bytes + growth <= config.device_memory:
         return None
     told = (
-        f"this request has {visual_tokens} visual tokens and up to {tokens} tokens in all"
-        if requests == 1
-        else f"these {requests} requests have up to {tokens} tokens together"
+        f"this request has {size.visual_tokens} visual tokens and up to {size.tokens} tokens in all"
+        if size.requests == 1
+        else f"these {size.requests} requests have up to {size.tokens} tokens together"
     )
     try:
         made = plan_memory(
@@ -130,7 +168,8 @@ def plan_request(
             device_budget_bytes=min(config.device_memory, plan.budget_bytes),
             host_budget_bytes=plan.host["expert_copies"],
             prefix_layers=prefix_layers(checkpoint, config),
-            context_tokens=tokens,
+            context_tokens=size.tokens,
+            requests=size.requests,
         )
     except BudgetError as error:
         raise BudgetError(f"{told}. {error}") from None

@@ -209,13 +209,22 @@ class ModelBytes:
     expert_bytes: int  # one routed expert, in the checkpoint's dtype
     experts_per_layer: int  # count
     moe_layers: int  # count
-    kv_bytes_per_token: int  # all layers together
+    kv_bytes_per_token: int  # all layers together that keep every token
     activation_bytes: int  # the largest moment of vision tower or prefill
     staging_bytes: int  # read buffers and the up-cast of a running expert
     top_k: int  # count
     slack_bytes: int = 0  # beside each expert in memory: room for reads in whole blocks
+    kv_window_bytes_per_token: int = 0  # all layers together that keep the last kv_window_tokens
+    kv_window_tokens: int = 0  # count
+    kv_constant_bytes: int = 0  # running states of one request
+    runtime_bytes: int = 0  # Python's objects of the model's parts, and kernels that are compiled for them
 
     @property
     def slab_bytes(self) -> int:
         """One routed expert in memory."""
         return self.expert_bytes + self.slack_bytes
+
+    def kv_bytes(self, tokens: int, requests: int = 1) -> int:
+        """Cache of so many tokens of so many requests together."""
+        in_windows = self.kv_window_bytes_per_token * min(tokens, self.kv_window_tokens * requests)
+        return self.kv_bytes_per_token * tokens + in_windows + self.kv_constant_bytes * requests

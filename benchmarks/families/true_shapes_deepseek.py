@@ -4,28 +4,25 @@
 
 Writes a checkpoint of random weights with the published names and shapes (2 of 30 decoder layers, the whole vocabulary,
 the whole vision tower, one linear an expert, 6 shards; about 4 GB), asks it about a picture in a process for each
-budget, and deletes it. The text means nothing; names, shapes and bytes are what is tried.
+budget, and deletes it. The text means nothing; names, shapes and bytes are what is tried. Exit status 1 when a peak lies
+more than a tenth above its plan.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
+from shards import measure, run_request, write_shards, write_tokenizer
 
 from vismmoe.models.deepseek_vl2 import DeepseekVL2Config
 from vismmoe.models.deepseek_vl2.config import RESOLUTIONS
 from vismmoe.sizes import format_size
-from vismmoe.talk import table
 
 LAYERS, SHARDS = 2, 6
 CONFIG: dict[str, Any] = {  # as released, but for the number of layers
@@ -158,112 +155,30 @@ def _affine(at: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, .
     yield f"{at}.bias", shape[:1]
 
 
-def write_checkpoint(folder: Path) -> int:
-    """Bytes written."""
+def write_checkpoint(folder: Path) -> None:
     listed = list(shapes())
-    noise = torch.randn(1 << 24, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    total = sum(2 * torch.Size(shape).numel() for _, shape in listed)
-    shards: list[dict[str, Tensor]] = [{}]
-    files: dict[str, str] = {}
-    written = 0
-    for name, shape in listed:
-        if written * SHARDS // total >= len(shards):
-            _save(shards[-1], folder, len(shards))
-            shards[-1].clear()
-            shards.append({})
-        shards[-1][name] = _weights(name, shape, noise)
-        files[name] = _file(len(shards))
-        written += 2 * torch.Size(shape).numel()
-    _save(shards[-1], folder, len(shards))
-    index = {"metadata": {"total_size": total}, "weight_map": files}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    total = write_shards(listed, folder, SHARDS)
+    print(f"{len(listed)} tensors in {SHARDS} shards, {format_size(total)}", file=sys.stderr)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "processor_config.json").write_text(json.dumps(PROCESSOR))
-    write_tokenizer(folder, CONFIG["language_config"]["vocab_size"])
-    return total
-
-
-def _weights(name: str, shape: tuple[int, ...], noise: Tensor) -> Tensor:
-    """Norms near one, matrices scaled by what goes in: values that stay finite through the model."""
-    if len(shape) == 1 and name.endswith("weight"):
-        return torch.ones(shape, dtype=torch.bfloat16)
-    count = torch.Size(shape).numel()
-    values = noise[:count] if count <= len(noise) else noise.repeat(-(-count // len(noise)))[:count]
-    return (values * (torch.Size(shape[1:]).numel() ** -0.5 if len(shape) > 1 else 0.02)).view(shape)
-
-
-def _file(number: int) -> str:
-    return f"model-{number:05d}-of-{SHARDS:06d}.safetensors"
-
-
-def _save(tensors: dict[str, Tensor], folder: Path, number: int) -> None:
-    save_file(tensors, folder / _file(number), metadata={"format": "pt"})
-
-
-def write_tokenizer(folder: Path, size: int) -> None:
-    """Bytes as tokens, the special tokens at their published ids, and filling in between."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    ids = dict(SPECIAL)
-    for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
-        ids[letter] = len(ids) - 3
-    taken = set(ids.values())
-    ids |= {f"<fill {number}>": number for number in range(size) if number not in taken}
-    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in SPECIAL])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    write_tokenizer(folder, CONFIG["language_config"]["vocab_size"], SPECIAL)
     bos, eos, pad, *_ = SPECIAL
     told = {"bos_token": bos, "eos_token": eos, "pad_token": pad, "tokenizer_class": "LlamaTokenizer"}
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
 
 
-def run(folder: str, share: float) -> dict[str, Any]:
-    """One request in this process; share of the way from the least budget to everything resident."""
-    from PIL import Image
-
-    from vismmoe.config import EngineConfig, PlanConfig
-    from vismmoe.engine import Engine, Request, plan_for
-
-    size, tokens = (1000, 700), 1500
-    least = plan_for(PlanConfig(model=folder, image_size=size, context=tokens, prefix_layers=0))
-    budget = least.minimum_bytes + int(share * (least.all_resident_bytes - least.minimum_bytes))
-    config = EngineConfig(model=folder, device_memory=budget, prefix_layers=0)
-    picture = Image.effect_noise(size, 60).convert("RGB")
-    with Engine.load(config, image_size=size, context_tokens=tokens) as engine:
-        told = engine.generate(Request((picture,), "What is in this picture?", 8))
-    return {
-        "prompt": told.usage.prompt_tokens,
-        "answer": told.usage.completion_tokens,
-        "slabs": told.experts.slabs,
-        "loads": told.experts.prefill.demand_loads + told.experts.decode.demand_loads,
-        "planned": told.memory.device_planned_bytes,
-        "peak": told.memory.device_peak_bytes,
-    }
-
-
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description="DeepSeek-VL2 base at true width: plan against peak.")
     parser.add_argument("--folder", type=Path, help="where to make the temporary folder; default: the system's")
     parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.row:
-        print(json.dumps(run(asked.row[0], float(asked.row[1]))))
-        return
+        print(json.dumps(run_request(asked.row[0], float(asked.row[1]))))
+        return 0
     with tempfile.TemporaryDirectory(dir=asked.folder, prefix="deepseek-vl2-") as folder:
-        total = write_checkpoint(Path(folder))
-        print(f"{len(list(shapes()))} tensors in {SHARDS} shards, {format_size(total)}, on the CPU", file=sys.stderr)
-        rows = []
-        for share in (0.1, 1.0):
-            words = [sys.executable, __file__, "--row", folder, str(share)]
-            told = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout)
-            counts = (str(told[name]) for name in ("prompt", "answer", "slabs", "loads"))
-            sizes = (format_size(told[name]) for name in ("planned", "peak"))
-            rows.append((f"{share:.0%}", *counts, *sizes, f"{told['peak'] / told['planned'] - 1:+.1%}"))
-    titles = ("budget", "prompt", "answer", "slabs", "loads", "planned", "peak", "difference")
-    print(table(rows, titles))
+        write_checkpoint(Path(folder))
+        return measure(__file__, folder, f"DeepSeek-VL2 base, {LAYERS} layers, official layout, on the CPU")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

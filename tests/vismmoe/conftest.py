@@ -56,12 +56,12 @@ def force_plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """force_plan(slabs=1, pinned_layers=2): engines loaded afterwards get these, whatever the budget."""
 
     def force(**changes: Any) -> None:
-        original = engine_module.plan_checkpoint
+        original = engine_module.plan_sizes
 
         def plan(*args: Any) -> MemoryPlan:
             return replace(original(*args), **changes)
 
-        monkeypatch.setattr(engine_module, "plan_checkpoint", plan)
+        monkeypatch.setattr(engine_module, "plan_sizes", plan)
 
     return force
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,30 @@ def test_the_real_kernel_is_understood() -> None:
 def test_small_experts_run_on_one_thread_and_large_ones_on_all_that_may_be_used() -> None:
     assert arithmetic_threads(24 * 1024) == 1
     assert arithmetic_threads(9 * 1024**2) == usable_cpus()
+
+
+FREED = """
+import ctypes
+from vismmoe.memory import return_freed_memory
+
+class Heap(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "mapped", *map(str, range(6)))]
+
+library = ctypes.CDLL(None)
+if not hasattr(library, "mallinfo2"):
+    print("mapped")  # another C library than glibc
+    raise SystemExit
+library.mallinfo2.restype = Heap
+library.malloc.restype = ctypes.c_void_p
+library.free.argtypes = [ctypes.c_void_p]
+return_freed_memory(0)
+library.free(library.malloc(20 << 20))  # after this glibc would put everything up to 20 MiB into its heap
+before = library.mallinfo2().mapped
+held = library.malloc(256 << 10)
+print("mapped" if library.mallinfo2().mapped == before + 1 else "in the heap")
+"""
+
+
+def test_a_large_block_is_returned_to_the_system_when_it_is_freed_whatever_was_freed_before() -> None:
+    told = subprocess.run([sys.executable, "-c", FREED], check=True, capture_output=True, text=True)
+    assert told.stdout.strip() == "mapped"

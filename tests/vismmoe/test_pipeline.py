@@ -55,7 +55,9 @@ def checkpoint(tiny_checkpoint: Path) -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def plan(checkpoint: Checkpoint) -> MemoryPlan:
-    sizes = model_bytes(checkpoint, image_size=(64, 64), compute_dtype=torch.float32, context_tokens=64)
+    sizes = model_bytes(
+        checkpoint, visual_tokens=16, prompt_tokens=64, compute_dtype=torch.float32, device=torch.device("cpu")
+    )
     return plan_memory(sizes, device_budget_bytes=None, host_budget_bytes=0, prefix_layers=1, context_tokens=64)
 
 

@@ -54,7 +54,9 @@ class MemoryPlan:
     minimum_bytes: int  # the least device memory with which a request runs
     all_resident_bytes: int  # what needs no offloading
     budget_bytes: int
-    planned: dict[str, int]  # backbone, vision, shared_experts, pinned_experts, slabs, kv, activations, staging
+    planned: dict[
+        str, int
+    ]  # backbone, vision, shared_experts, pinned_experts, slabs, kv, activations, staging, runtime
     pinned_layers: int  # MoE layers from the front whose experts are all resident
     slabs: int
     cycle_slabs: int  # top_k * (moe_layers - pinned_layers): distinct experts of one token, at the most
@@ -96,15 +98,17 @@ def plan_memory(
     host_budget_bytes: int,
     prefix_layers: int,
     context_tokens: int,
+    requests: int = 1,
     machine: Machine = Machine(),
 ) -> MemoryPlan:
-    """Divide the device budget (None: as much as it takes) and the host budget, for a context of `context_tokens`.
+    """Divide the device budget (None: as much as it takes) and the host budget, for a context of `context_tokens` that
+    `requests` share which run together.
 
     What the machine has not is not planned with: a larger budget is cut, with a warning.
     Raises BudgetError below the minimum, UsageError for counts that make no sense.
     """
     _check(sizes, host_budget_bytes, prefix_layers, context_tokens)
-    fixed = _fixed_parts(sizes, context_tokens)
+    fixed = _fixed_parts(sizes, context_tokens, requests)
     base = sum(fixed.values())
     layer_bytes = sizes.experts_per_layer * sizes.slab_bytes
     everything = base + sizes.moe_layers * layer_bytes
@@ -153,14 +157,15 @@ def _check(sizes: ModelBytes, host_budget_bytes: int, prefix_layers: int, contex
         raise UsageError(f"--context is {context_tokens} tokens: give 0 or more.")
 
 
-def _fixed_parts(sizes: ModelBytes, context_tokens: int) -> dict[str, int]:
+def _fixed_parts(sizes: ModelBytes, context_tokens: int, requests: int) -> dict[str, int]:
     return {
         "backbone": sizes.backbone,
         "vision": sizes.vision,
         "shared_experts": sizes.shared_experts,
-        "kv": sizes.kv_bytes_per_token * context_tokens,
+        "kv": sizes.kv_bytes(context_tokens, requests),
         "activations": sizes.activation_bytes,
         "staging": sizes.staging_bytes,
+        "runtime": sizes.runtime_bytes,
     }
 
 

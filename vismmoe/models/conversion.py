@@ -72,8 +72,9 @@ class TensorSource:
         return self.recipe.entries[0]
 
     def read(self, model: nn.Module) -> Tensor:
-        """The tensor, in memory of its own."""
-        return self.recipe.run(self.first_target, model, lambda entry: entry.read())[self.name]
+        """The tensor, in memory of its own: a piece of a larger one (query, key and value in one) does not keep it."""
+        made = self.recipe.run(self.first_target, model, lambda entry: entry.read())[self.name]
+        return made if made.untyped_storage().nbytes() == made.nbytes else made.clone()
 
 
 def tensor_sources(

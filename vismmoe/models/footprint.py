@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from vismmoe.errors import CheckpointError
+from vismmoe.models.cache_bytes import cache_bytes, heads_of, known
 from vismmoe.models.catalogue import counted_frames
 from vismmoe.models.checkpoint import Checkpoint
 from vismmoe.models.saliency import BLOCK_BYTES
@@ -23,6 +24,9 @@ from vismmoe.untrusted import read_json
 
 AREA = 16_384  # "longest_edge" of a processor is a side in pixels below this and an area above
 MAX_EDGE = 1 << 40
+OBJECTS_BYTES = 2048  # of an expert or a tensor: modules, names, ranges, views
+KERNEL_BYTES = 120 * 1024  # measured: oneDNN 3 on a CPU with AMX
+MOST_KERNELS = 1024  # that oneDNN keeps, unless ONEDNN_PRIMITIVE_CACHE_CAPACITY says otherwise
 
 
 @dataclass(frozen=True)
@@ -98,13 +102,15 @@ def visual_tokens(limits: ImageLimits, size: tuple[int, int]) -> int:
 def model_bytes(
     checkpoint: Checkpoint,
     *,
-    image_size: tuple[int, int],
+    visual_tokens: int,
+    prompt_tokens: int,
+    new_tokens: int = 0,
     compute_dtype: torch.dtype,
-    context_tokens: int,
     streamed_vision: bool = False,
+    device: torch.device,
 ) -> ModelBytes:
-    """What `plan_memory` reckons with, for a request of `context_tokens` with an image of `image_size` pixels. How
-    experts are read is the caller's to add: read buffers and slack."""
+    """What `plan_memory` reckons with. prompt_tokens: visual ones included; new_tokens: of the answer.
+    How experts are read is the caller's to add: read buffers and slack."""
     tower = f"{checkpoint.family.vision.tower}." if checkpoint.family.vision else None
     shared = re.compile(rf"^{re.escape(checkpoint.family.layers)}\.\d+\..*shared_(expert|mlp)")
     sizes = {"vision": 0, "shared_experts": 0, "backbone": 0}
@@ -114,110 +120,139 @@ def model_bytes(
     if streamed_vision:
         streamed = sum(math.prod(checkpoint.backbone[name].shape) for name in streamed_names(checkpoint))
         sizes["vision"] += held_bytes(checkpoint, compute_dtype) - streamed * compute_dtype.itemsize
-    tokens = image_tokens(checkpoint, image_size)
+    cache = cache_bytes(checkpoint.config, compute_dtype.itemsize)
     return ModelBytes(
         **sizes,
         expert_bytes=checkpoint.layout.expert_bytes,
         experts_per_layer=checkpoint.spec.num_experts,
         moe_layers=len(checkpoint.spec.moe_layers),
-        kv_bytes_per_token=kv_values(checkpoint) * compute_dtype.itemsize,
-        activation_bytes=request_activations(checkpoint, tokens, max(tokens, context_tokens), compute_dtype),
+        kv_bytes_per_token=cache.per_token,
+        kv_window_bytes_per_token=cache.per_window_token,
+        kv_window_tokens=cache.window_tokens,
+        kv_constant_bytes=cache.constant,
+        activation_bytes=request_activations(checkpoint, visual_tokens, prompt_tokens, new_tokens, compute_dtype),
+        runtime_bytes=_runtime_bytes(checkpoint, device, compute_dtype),
         staging_bytes=_upcast_bytes(checkpoint, compute_dtype),
         top_k=checkpoint.spec.top_k,
     )
 
 
-@dataclass(frozen=True)
-class _Heads:
-    """Attention heads and their widths, whatever the config calls them."""
-
-    query: int
-    cached: int
-    key_width: int
-    value_width: int
-
-
-def _heads(text: Any) -> _Heads:
-    query = int(_known(text, "num_attention_heads") or 1)
-    width = int(_known(text, "head_dim") or text.hidden_size // query)
-    latent = _known(text, "kv_lora_rank")  # multi-head latent attention expands to these
-    key = int(_known(text, "qk_nope_head_dim") or 0) + int(_known(text, "qk_rope_head_dim") or 0) if latent else width
-    return _Heads(
-        query=query,
-        cached=query if latent else int(_known(text, "num_key_value_heads") or query),
-        key_width=key or width,
-        value_width=int(_known(text, "v_head_dim") or width) if latent else width,
-    )
-
-
-def kv_values(checkpoint: Checkpoint) -> int:
-    """Numbers that the cache holds of one token, all layers together; layers without attention count as if they had.
-
-    Of multi-head latent attention transformers caches the latent and the one rotated key.
-    """
-    text = checkpoint.config.get_text_config()
-    heads = _heads(text)
-    if latent := _known(text, "kv_lora_rank"):
-        return (int(latent) + int(_known(text, "qk_rope_head_dim") or 0)) * int(text.num_hidden_layers)
-    return heads.cached * (heads.key_width + heads.value_width) * int(text.num_hidden_layers)
-
-
 def request_activations(
-    checkpoint: Checkpoint, visual_tokens: int, tokens: int, dtype: torch.dtype, chunk: int | None = None
+    checkpoint: Checkpoint,
+    visual_tokens: int,
+    prompt_tokens: int,
+    new_tokens: int,
+    dtype: torch.dtype,
+    chunk: int | None = None,
 ) -> int:
-    """Bytes alive at the largest moment of a request of `tokens` tokens, visual ones included; chunk: how many of them
-    a layer takes at once, None for all."""
-    text = text_activations(checkpoint, tokens, dtype, chunk)
-    return max(vision_activations(checkpoint, visual_tokens, dtype), text)
+    """Bytes alive beside the whole request's cache at the largest moment: in the vision tower, when nothing is cached
+    yet, at the prompt, or at the last token. prompt_tokens: visual ones included; chunk: how many of them a layer takes
+    at once, None for all."""
+    cache = cache_bytes(checkpoint.config, dtype.itemsize)
+    whole = cache.of(prompt_tokens + new_tokens)
+    needed = max(
+        vision_activations(checkpoint, visual_tokens, dtype),
+        cache.of(prompt_tokens) + text_activations(checkpoint, visual_tokens, prompt_tokens, dtype, chunk),
+    )
+    return max(needed - whole, text_activations(checkpoint, visual_tokens, 1, dtype))
 
 
 def vision_activations(checkpoint: Checkpoint, tokens: int, dtype: torch.dtype) -> int:
-    """Bytes alive in the vision tower for `tokens` visual tokens: pixels, one block, the DeepStack features."""
+    """Bytes alive in the vision tower for `tokens` visual tokens: pixels, and position embeddings or one block."""
     vision = vision_config(checkpoint)
     if vision is None or not tokens:
         return 0
-    width = int(_known(vision, "hidden_size", "embed_dim", "width") or 1024)
-    patches = tokens * _merge(vision) ** 2
-    channels = int(_known(vision, "in_channels", "num_channels") or 3)
-    pixels = patches * channels * _side(vision, "temporal_patch_size", 1) * _side(vision, "patch_size", 14) ** 2
+    size = dtype.itemsize
+    width = int(known(vision, "hidden_size", "embed_dim", "width") or 1024)
+    patches = _patches(vision, tokens)
     # q, k, v, their rotations; or the MLP
-    block = max(7 * width, 2 * int(_known(vision, "intermediate_size") or 4 * width))
-    out = int(_known(vision, "out_hidden_size") or checkpoint.spec.hidden_size)
-    features = tokens * out * (1 + _deepstack(vision))
-    heads = int(_known(vision, "num_heads", "num_attention_heads") or 16)
+    block = max(7 * width, 2 * int(known(vision, "intermediate_size") or 4 * width))
+    heads = int(known(vision, "num_heads", "num_attention_heads") or 16)
     scores = 3 * min(BLOCK_BYTES, heads * patches**2 * 4)  # while saliency is measured
-    needed: int = pixels * (4 + dtype.itemsize) + (patches * (2 * width + block) + features) * dtype.itemsize + scores
+    positions = 0
+    if known(vision, "num_position_embeddings"):  # interpolated between four neighbours each, in float32
+        positions = patches * width * (size + 4 * (size + (4 if size == 4 else 8)))
+    in_block = (patches * (2 * width + block) + tokens * _feature_width(checkpoint, vision)) * size + scores
+    needed: int = _pixel_bytes(vision, patches) + _pixels(vision, patches) * size + max(positions, in_block)
     return needed
 
 
-def text_activations(checkpoint: Checkpoint, tokens: int, dtype: torch.dtype, chunk: int | None = None) -> int:
-    """Bytes alive in the decoder while `tokens` go through one layer, with the visual features kept for DeepStack; in
-    pieces of `chunk`, each with a mask over all tokens."""
-    text, spec = checkpoint.config.get_text_config(), checkpoint.spec
-    heads = _heads(text)
-    attention = heads.query * heads.key_width + heads.cached * (heads.key_width + heads.value_width)
-    stream = 4 * spec.hidden_size  # embeddings, residual, normed input, output
-    experts = (spec.top_k + 1) * spec.hidden_size + 3 * spec.expert_width
-    vision = vision_config(checkpoint)
-    features = 0 if vision is None else spec.hidden_size * (1 + _deepstack(vision))
-    router = 3 * spec.num_experts * 4
+def text_activations(
+    checkpoint: Checkpoint, visual_tokens: int, tokens: int, dtype: torch.dtype, chunk: int | None = None
+) -> int:
+    """Bytes alive in the decoder while `tokens` go through one layer, beside the pixels that transformers keeps until
+    the answer is complete and the visual features that are kept for DeepStack; in pieces of `chunk`, each with a mask
+    over all tokens."""
+    text, spec, vision = checkpoint.config.get_text_config(), checkpoint.spec, vision_config(checkpoint)
+    hidden = spec.hidden_size
+    stream = 6 * hidden  # embeddings, residual, normed input, output, and what hooks and the router look at
+    widest = max(_attention_width(text), 3 * _dense_width(text), (spec.top_k + 2) * hidden + 3 * spec.expert_width)
     rows = tokens if chunk is None else min(chunk, tokens)
-    needed: int = tokens * (stream + features) * dtype.itemsize
-    needed += rows * (max(2 * attention, experts) * dtype.itemsize + router)
+    needed: int = tokens * stream * dtype.itemsize + rows * (widest * dtype.itemsize + spec.num_experts * 4)
     if rows < tokens:
         needed += rows * tokens * (1 + dtype.itemsize)
-    needed += int(text.vocab_size) * 8  # logits of one token, twice
-    return needed
+    if vision is not None:
+        needed += _pixel_bytes(vision, _patches(vision, visual_tokens))
+        needed += visual_tokens * (2 * hidden + 2 * _feature_width(checkpoint, vision)) * dtype.itemsize
+    return needed + int(text.vocab_size) * 12  # logits of one token: as they come, in float32, and their choice
+
+
+def _attention_width(text: Any) -> int:
+    """Numbers a token in attention: queries as they come and turned, the output; keys and values, and packed ones."""
+    heads = heads_of(text)
+    return 3 * heads.query * heads.key_width + 4 * heads.cached * max(heads.key_width, heads.value_width)
+
+
+def _dense_width(text: Any) -> int:
+    """Inner width of the widest dense or shared MLP."""
+    dense = int(known(text, "intermediate_size") or 0) if _has_dense_layer(text) else 0
+    shared = int(known(text, "shared_expert_intermediate_size") or 0)
+    count = known(text, "n_shared_experts", "num_shared_experts")
+    if isinstance(count, int):
+        shared = max(shared, count * int(known(text, "moe_intermediate_size") or 0))
+    return max(dense, shared)
+
+
+def _has_dense_layer(text: Any) -> bool:
+    return bool(known(text, "first_k_dense_replace") or known(text, "mlp_only_layers")) or "dense" in (
+        known(text, "mlp_layer_types") or ()
+    )
+
+
+def _patches(vision: Any, tokens: int) -> int:
+    return tokens * _merge(vision) ** 2
+
+
+def _pixels(vision: Any, patches: int) -> int:
+    """Numbers that the processor makes of a picture."""
+    channels = int(known(vision, "in_channels", "num_channels") or 3)
+    return patches * channels * _side(vision, "temporal_patch_size", 1) * _side(vision, "patch_size", 14) ** 2
+
+
+def _pixel_bytes(vision: Any, patches: int) -> int:
+    return 4 * _pixels(vision, patches)
+
+
+def _feature_width(checkpoint: Checkpoint, vision: Any) -> int:
+    """Numbers of a visual token's features: the embedding and what DeepStack adds later."""
+    out = int(known(vision, "out_hidden_size") or checkpoint.spec.hidden_size)
+    return out * (1 + len(known(vision, "deepstack_visual_indexes") or ()))
+
+
+def _runtime_bytes(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> int:
+    """What Python holds of each expert and tensor, and matrix kernels that oneDNN compiles for 16-bit products: one for
+    each weight's shape and number of rows, as many as its cache keeps."""
+    experts = checkpoint.spec.num_experts * len(checkpoint.spec.moe_layers)
+    held = OBJECTS_BYTES * (experts + len(checkpoint.backbone))
+    if device.type != "cpu" or dtype.itemsize != 2:
+        return held
+    return held + KERNEL_BYTES * min(MOST_KERNELS, 2 * experts)
 
 
 def _upcast_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     """One expert in the arithmetic's format beside its slab, when the two differ."""
     held = checkpoint.layout.dtype
     return 0 if held == dtype else checkpoint.layout.expert_bytes // held.itemsize * dtype.itemsize
-
-
-def _deepstack(vision: Any) -> int:
-    return len(_known(vision, "deepstack_visual_indexes") or ())
 
 
 def _merge(vision: Any) -> int:
@@ -228,19 +263,7 @@ def _merge(vision: Any) -> int:
 
 def _side(config: Any, name: str, otherwise: int) -> int:
     """A size that some configs give for both sides."""
-    value = _known(config, name)
+    value = known(config, name)
     if isinstance(value, (list, tuple)):
         value = value[0] if value else None
     return int(value) if value else otherwise
-
-
-def _known(config: Any, *names: str) -> Any:
-    """The first of the config's values that is set."""
-    return next((value for name in names if (value := _value(config, name)) is not None), None)
-
-
-def _value(config: Any, name: str) -> Any:
-    try:
-        return getattr(config, name, None)
-    except RuntimeError:  # transformers does not tell what differs between layers: the largest is planned for
-        return max(getattr(layer, name) for layer in config.per_layer_config)

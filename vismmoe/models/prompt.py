@@ -54,7 +54,7 @@ def encode_messages(
     if images and family.vision is None:
         raise UsageError(f"{family.model_type} is a text model and takes no images: leave --image out")
     _check_words(processor, messages)
-    inputs = _inputs(processor, family, images, _text(processor, messages))
+    inputs = _inputs(processor, family, images, prompt_text(processor, messages))
     positions = _visual_positions(inputs, config, family)
     grid = _grid(processor, config, family, inputs, images, len(positions))
     counts = torch.tensor([rows * columns for rows, columns in grid], dtype=torch.int64)
@@ -116,7 +116,7 @@ def _later_images(processor: Any, tensors: Mapping[str, Any], first: int) -> dic
     return {"pixel_values": tensors["pixel_values"][patches:], "image_grid_thw": grid[first:]}
 
 
-def _text(processor: Any, messages: Sequence[Words]) -> str:
+def prompt_text(processor: Any, messages: Sequence[Words]) -> str:
     """The words in the checkpoint's chat template; a text model without one gets a single question as it is."""
     if getattr(processor, "chat_template", None) is None and not any(None in said.parts for said in messages):
         if len(messages) > 1:
@@ -183,7 +183,7 @@ def _grid(
     if len(images) == 1:
         return ((1, total),)
     asked = (Words("user", (None, "?")),)
-    alone = (_inputs(processor, family, [image], _text(processor, asked)) for image in images)
+    alone = (_inputs(processor, family, [image], prompt_text(processor, asked)) for image in images)
     return tuple((1, len(_visual_positions(held, config, family))) for held in alone)
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from vismmoe.models.checkpoint import open_checkpoint
+from vismmoe.models.checkpoint import Checkpoint, open_checkpoint
 from vismmoe.models.footprint import image_limits, model_bytes, visual_tokens
 from vismmoe.models.load import load_model
+from vismmoe.types import ModelBytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_backbone_and_vision_are_the_bytes_of_the_loaded_parameters(tiny_checkpoint: Path, dtype: torch.dtype) -> None:
     checkpoint = open_checkpoint(tiny_checkpoint)
-    sizes = model_bytes(checkpoint, image_size=(64, 64), compute_dtype=dtype, context_tokens=100)
+    sizes = sizes_for(checkpoint, 16, 100, dtype=dtype)
     model = load_model(checkpoint, device=torch.device("cpu"), dtype=dtype)
     held = {name: p.numel() * p.element_size() for name, p in model.named_parameters() if not p.is_meta}
     assert sizes.vision == sum(size for name, size in held.items() if ".visual." in name)
@@ -38,12 +38,31 @@ def test_visual_tokens_are_counted_as_the_processor_makes_them(tiny_checkpoint: 
     assert visual_tokens(limits, size) == (height // 16) * (width // 16)
 
 
+def sizes_for(
+    checkpoint: Checkpoint, visual: int, prompt: int, new: int = 0, dtype: torch.dtype = torch.float32
+) -> ModelBytes:
+    return model_bytes(
+        checkpoint,
+        visual_tokens=visual,
+        prompt_tokens=prompt,
+        new_tokens=new,
+        compute_dtype=dtype,
+        device=torch.device("cpu"),
+    )
+
+
 def test_larger_requests_need_more(tiny_checkpoint: Path) -> None:
     checkpoint = open_checkpoint(tiny_checkpoint)
 
-    def activations(image: tuple[int, int], context: int) -> int:
-        kwargs: dict[str, Any] = {"image_size": image, "compute_dtype": torch.float32, "context_tokens": context}
-        return model_bytes(checkpoint, **kwargs).activation_bytes
+    def activations(visual: int, prompt: int) -> int:
+        return sizes_for(checkpoint, visual, prompt).activation_bytes
 
-    assert activations((64, 64), 2000) > activations((64, 64), 1000)
-    assert activations((256, 256), 10) > activations((64, 64), 10)
+    assert activations(16, 2000) > activations(16, 1000)
+    assert activations(256, 256) > activations(16, 256)
+
+
+def test_what_is_answered_is_cached_but_does_not_go_through_the_layers_at_once(tiny_checkpoint: Path) -> None:
+    checkpoint = open_checkpoint(tiny_checkpoint)
+    prompt, answer = sizes_for(checkpoint, 0, 1000), sizes_for(checkpoint, 0, 100, 900)
+    assert prompt.kv_bytes(1000) == answer.kv_bytes(1000)
+    assert prompt.activation_bytes > answer.activation_bytes > 0

@@ -40,7 +40,8 @@ def merge_patches(patches: Tensor, ratio: int) -> Tensor:
     grid = patches.transpose(1, 2).reshape(tiles, width, side, side)
     lacking = -side % ratio
     grid = functional.pad(grid, (0, lacking, 0, lacking))
-    return functional.unfold(grid, kernel_size=ratio, stride=ratio).transpose(1, 2)
+    # In order: of rows that lie across memory, torch multiplies each tile with a copy of the weight of its own.
+    return functional.unfold(grid, kernel_size=ratio, stride=ratio).transpose(1, 2).contiguous()
 
 
 def tokens_per_side(image_size: int, patch_size: int, ratio: int) -> int:

@@ -14,9 +14,12 @@ import vismmoe.models.deepseek_vl2.saliency as saliency
 from vismmoe.config import EngineConfig, PlanConfig
 from vismmoe.engine import Engine, Request, plan_for
 from vismmoe.errors import UsageError
+from vismmoe.models.cache_bytes import cache_bytes
 from vismmoe.models.checkpoint import open_checkpoint
-from vismmoe.models.footprint import image_tokens, kv_values
+from vismmoe.models.deepseek_vl2.sequence import merge_patches
+from vismmoe.models.footprint import image_tokens
 from vismmoe.models.hooks import submodule
+from vismmoe.models.load import load_model
 from vismmoe.predictors.next_gate import NextGate
 
 from .conftest import PART, Case, model_of, processor_of
@@ -144,7 +147,7 @@ def test_the_plan_counts_views_and_the_latent_cache() -> None:
     checkpoint = open_checkpoint(FOLDER)
     for size, tokens in (((60, 58), 25), ((150, 70), 34)):
         assert image_tokens(checkpoint, size) == tokens
-    assert kv_values(checkpoint) == 4 * (20 + 8)
+    assert cache_bytes(checkpoint.config, 1).per_token == 4 * (20 + 8)
     assert checkpoint.spec.moe_layers == (1, 2, 3)
     plan = plan_for(PlanConfig(model=str(FOLDER)))
     assert plan.planned["shared_experts"] > 0, "shared experts are always resident"
@@ -161,3 +164,14 @@ def test_a_releases_shards_are_read_without_running_code(tmp_path: Path) -> None
         f"model-0000{number}-of-000003.safetensors" for number in (1, 2, 3)
     }
     assert not any("attn_pool" in name for name in checkpoint.backbone)
+
+
+def test_query_key_and_value_that_are_published_as_one_are_kept_once() -> None:
+    checkpoint = open_checkpoint(FOLDER)
+    model = load_model(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+    held = [parameter for parameter in model.parameters() if not parameter.is_meta]
+    assert all(parameter.untyped_storage().nbytes() == parameter.nbytes for parameter in held)
+
+
+def test_merged_patches_lie_in_order_so_that_tiles_share_one_weight() -> None:
+    assert merge_patches(torch.randn(3, 25, 8), 2).is_contiguous()
