@@ -4,8 +4,8 @@
 
 Writes a checkpoint of random weights with the published names and shapes (2 of 30 decoder layers, the whole vocabulary,
 the whole vision tower, one linear an expert, 6 shards; about 4 GB), asks it about a picture in a process for each
-budget, and deletes it. The text means nothing; names, shapes and bytes are what is tried. Exit status 1 when a peak lies
-more than a tenth above its plan.
+budget, and deletes it. The text means nothing; names, shapes and bytes are what is tried. Exit status 1 when a peak
+lies more than a tenth above its plan.
 """
 
 from __future__ import annotations
