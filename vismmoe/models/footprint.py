@@ -16,6 +16,7 @@ from vismmoe.errors import CheckpointError
 from vismmoe.models.cache_bytes import cache_bytes, heads_of, known
 from vismmoe.models.catalogue import counted_frames
 from vismmoe.models.checkpoint import Checkpoint
+from vismmoe.models.products import round_up_rows
 from vismmoe.models.saliency import BLOCK_BYTES
 from vismmoe.models.skeleton import named_class
 from vismmoe.models.tower import held_bytes, streamed_names
@@ -25,8 +26,7 @@ from vismmoe.untrusted import read_json
 AREA = 16_384  # "longest_edge" of a processor is a side in pixels below this and an area above
 MAX_EDGE = 1 << 40
 OBJECTS_BYTES = 2048  # of an expert or a tensor: modules, names, ranges, views
-KERNEL_BYTES = 120 * 1024  # measured: oneDNN 3 on a CPU with AMX
-MOST_KERNELS = 1024  # that oneDNN keeps, unless ONEDNN_PRIMITIVE_CACHE_CAPACITY says otherwise
+KERNEL_BYTES = 9 << 18  # of one number of rows through both of an expert's products; measured with AMX
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def model_bytes(
         kv_window_tokens=cache.window_tokens,
         kv_constant_bytes=cache.constant,
         activation_bytes=request_activations(checkpoint, visual_tokens, prompt_tokens, new_tokens, compute_dtype),
-        runtime_bytes=_runtime_bytes(checkpoint, device, compute_dtype),
+        runtime_bytes=_runtime_bytes(checkpoint, prompt_tokens, device, compute_dtype),
         staging_bytes=_upcast_bytes(checkpoint, compute_dtype),
         top_k=checkpoint.spec.top_k,
     )
@@ -239,14 +239,14 @@ def _feature_width(checkpoint: Checkpoint, vision: Any) -> int:
     return out * (1 + len(known(vision, "deepstack_visual_indexes") or ()))
 
 
-def _runtime_bytes(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> int:
+def _runtime_bytes(checkpoint: Checkpoint, prompt_tokens: int, device: torch.device, dtype: torch.dtype) -> int:
     """What Python holds of each expert and tensor, and matrix kernels that oneDNN compiles for 16-bit products: one for
-    each weight's shape and number of rows, as many as its cache keeps."""
+    each number of rows that an expert may get of the prompt."""
     experts = checkpoint.spec.num_experts * len(checkpoint.spec.moe_layers)
     held = OBJECTS_BYTES * (experts + len(checkpoint.backbone))
     if device.type != "cpu" or dtype.itemsize != 2:
         return held
-    return held + KERNEL_BYTES * min(MOST_KERNELS, 2 * experts)
+    return held + KERNEL_BYTES * len({round_up_rows(rows) for rows in range(1, prompt_tokens + 1)})
 
 
 def _upcast_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
