@@ -15,6 +15,7 @@ import vismmoe_deploy
 from vismmoe import commands
 from vismmoe.config import EngineConfig, InferConfig, PlanConfig
 from vismmoe.errors import ImageError
+from vismmoe.request import Request
 
 PHASE = dict.fromkeys(
     ("accesses", "hits", "demand_loads", "cpu_runs", "prefetched", "prefetched_used", "bytes_loaded", "stall_ms"), 0
@@ -45,7 +46,9 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return SimpleNamespace(to_json=lambda: REPORT)
 
     @contextmanager
-    def load(config: EngineConfig, predictor: str | None = None) -> Iterator[SimpleNamespace]:
+    def load(
+        config: EngineConfig, predictor: str | None = None, *, request: Request | None = None
+    ) -> Iterator[SimpleNamespace]:
         calls.append((config, predictor))
         yield SimpleNamespace(generate=generate)
 
